@@ -1,0 +1,40 @@
+"""The commands, one module each. Nothing heavy is imported before the command is known."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import servelite
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `servelite` command; returns the exit code."""
+    if sys.platform != "linux":
+        print(f"servelite: runs on Linux only, not on {sys.platform}", file=sys.stderr)
+        return 2
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments in (["--version"], ["-V"]):  # before any command is imported
+        print(f"servelite {servelite.__version__}")
+        return 0
+    parser = argparse.ArgumentParser(
+        prog="servelite", description="Serves language models with an OpenAI-compatible API."
+    )
+    parser.add_argument("--version", action="version", version=f"servelite {servelite.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    from servelite.cli import chat, env, serve
+
+    for module in (serve, chat, env):
+        module.add_command(commands)
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `servelite env | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

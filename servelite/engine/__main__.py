@@ -1,0 +1,91 @@
+"""The engine core's process: `python -m servelite.engine --lifeline FD`, started by the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+
+from servelite.config import SettingError, Settings
+from servelite.engine.build import build_engine, ready_message
+from servelite.engine.mailbox import SocketMailbox
+from servelite.executor.in_process import InProcessExecutor
+from servelite.ipc.lifeline import Lifeline, clip
+from servelite.ipc.messages import Boot, ChildFailed, ChildReady
+from servelite.ipc.process import ExitCode, die_with_parent
+from servelite.ipc.progress import ProgressPage
+from servelite.ipc.sockets import EngineSocket
+from servelite.loader.resolve import ModelNotFound, resolve_model
+from servelite.tokenizer.model_files import ModelFileError
+
+
+def main() -> int:
+    """Run one life of an engine; the exit code is an `ExitCode`."""
+    started = time.monotonic()
+    die_with_parent(os.getppid())
+    # The launcher decides when to end: Ctrl-C and a service manager's SIGTERM reach the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lifeline", type=int, required=True)
+    lifeline = Lifeline.from_fd(parser.parse_args().lifeline)
+    boot = lifeline.recv()
+    if not isinstance(boot, Boot):
+        return ExitCode.OK  # the launcher is gone already
+    try:
+        _serve(boot, lifeline, started)
+    except Exception as error:
+        failure = _failure(error)
+        lifeline.send(failure)
+        return failure.exit_code
+    return ExitCode.OK
+
+
+def _serve(boot: Boot, lifeline: Lifeline, started: float) -> None:
+    settings = Settings.from_dict(boot.settings)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(name)s: %(message)s")
+    ledger = [("imports", time.monotonic() - started)]
+    # Imported here: torch comes with it, and a failure to import it is reported like any other.
+    from servelite.worker.load import load_runner
+
+    mark = time.monotonic()
+    runner = load_runner(settings, resolve_model(settings.model))
+    ledger += [*runner.facts.ledger, ("load", time.monotonic() - mark)]
+    executor = InProcessExecutor(runner, settings.async_depth)
+    sock = EngineSocket(boot.engine_address)
+    try:
+        ready = ready_message(settings, runner.facts, ledger, index=boot.index, epoch=boot.epoch)
+        mailbox = SocketMailbox(sock, lifeline, ready)
+        progress = ProgressPage.attach(boot.progress_fd)
+        core = build_engine(settings, executor, mailbox, progress, index=boot.index, epoch=boot.epoch)
+        gc.collect()
+        gc.freeze()  # what start-up made lives for ever: no collection need look at it
+        lifeline.send(ChildReady(ledger=ready.ledger))
+        core.run()
+    finally:
+        executor.close()
+        sock.close()
+
+
+def _failure(error: Exception) -> ChildFailed:
+    code = {
+        SettingError: ExitCode.SETTING,
+        ModelNotFound: ExitCode.MODEL,
+        ModelFileError: ExitCode.MODEL,
+        MemoryError: ExitCode.MEMORY,
+    }.get(type(error), ExitCode.INTERNAL)
+    return ChildFailed(
+        kind=type(error).__name__,
+        message=clip(str(error)),
+        exit_code=int(code),
+        traceback=clip(traceback.format_exc()),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

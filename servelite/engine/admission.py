@@ -1,0 +1,98 @@
+"""What the engine refuses at an Add: what it could never serve, and what it has no room for.
+
+Front ends refuse first, with better words; this is the last line, so that nothing a front end lets
+through can stop the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from servelite.engine.kv_cache import KVCacheManager
+from servelite.engine.request import Request
+from servelite.ipc.messages import TOKEN, Add, Kind, RequestError, SamplingParams, unpack
+
+_PLAIN = SamplingParams(max_tokens=1)
+_UNSUPPORTED = (
+    "min_p", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The facts a request is held against."""
+
+    max_model_len: int
+    vocab_size: int
+    kv: KVCacheManager
+
+    def request_of(self, client: int, add: Add, now: float) -> Request | RequestError:
+        """The request behind an Add, or why it is refused."""
+        if len(add.prompt) % TOKEN.itemsize or len(add.produced) % TOKEN.itemsize:
+            return RequestError(400, "invalid_prompt", "the prompt is not a column of token IDs")
+        prompt, produced = unpack(add.prompt), unpack(add.produced)
+        error = (
+            self._unsupported(add)
+            or self._bad_tokens(prompt, produced)
+            or self._too_long(add, prompt, produced)
+        )
+        if error is not None:
+            return error
+        return Request(
+            client=client,
+            add=add,
+            tokens=np.concatenate([prompt, produced]).astype(np.int32),
+            prompt_len=len(prompt),
+            arrived=now,
+            deadline=now + add.deadline_ms / 1000 if add.deadline_ms >= 0 else None,
+        )
+
+    @staticmethod
+    def _unsupported(add: Add) -> RequestError | None:
+        used = [name for name in _UNSUPPORTED if getattr(add.sampling, name) != getattr(_PLAIN, name)]
+        used += [name for name in ("adapter", "grammar", "media") if getattr(add, name)]
+        if add.kind is not Kind.GENERATE:
+            used.append(add.kind.name.lower())
+        if used:
+            return RequestError(400, "unsupported", f"this engine does not support: {', '.join(used)}")
+        return None
+
+    def _bad_tokens(
+        self, prompt: npt.NDArray[np.int32], produced: npt.NDArray[np.int32]
+    ) -> RequestError | None:
+        if not len(prompt):
+            return RequestError(400, "invalid_prompt", "the prompt has no tokens")
+        for column in (prompt, produced):
+            wrong = column[(column < 0) | (column >= self.vocab_size)]
+            if len(wrong):
+                text = f"token ID {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens"
+                return RequestError(400, "invalid_prompt", text)
+        return None
+
+    def _too_long(
+        self, add: Add, prompt: npt.NDArray[np.int32], produced: npt.NDArray[np.int32]
+    ) -> RequestError | None:
+        count, answer = len(prompt), add.sampling.max_tokens
+        if answer < 1 or len(produced) >= answer:
+            text = (
+                f"max_tokens is {answer}; it must be at least 1 and above the {len(produced)} tokens produced"
+            )
+            return RequestError(400, "invalid_max_tokens", text)
+        if count + answer > self.max_model_len:
+            text = (
+                f"the prompt has {count} tokens and max_tokens is {answer}: together {count + answer}, "
+                f"above the model's length of {self.max_model_len}"
+            )
+            return RequestError(400, "context_length_exceeded", text)
+        if not self.kv.fits(count + answer - 1):
+            blocks, there = self.kv.blocks_for(count + answer - 1), self.kv.pool.num_blocks
+            text = (
+                f"the prompt has {count} tokens and max_tokens is {answer}: "
+                f"together they need {blocks} KV blocks, above the {there} of the whole cache"
+            )
+            return RequestError(400, "context_length_exceeded", text)
+        return None

@@ -1,0 +1,80 @@
+"""Puts an engine core together from settings and a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servelite import config
+from servelite.engine.admission import Admission
+from servelite.engine.core import EngineCore
+from servelite.engine.kv_cache import KVCacheManager
+from servelite.engine.mailbox import Mailbox
+from servelite.engine.outbox import Outbox
+from servelite.engine.policies.fcfs import FirstComeFirstServed
+from servelite.engine.scheduler import Scheduler, SchedulerLimits
+from servelite.executor.base import Executor
+from servelite.ipc.messages import CONTRACT_VERSION, Ready
+from servelite.ipc.progress import ProgressPage
+from servelite.worker.base import RunnerFacts
+
+
+def build_engine(
+    settings: config.Settings,
+    executor: Executor,
+    mailbox: Mailbox,
+    progress: ProgressPage,
+    *,
+    index: int = 0,
+    epoch: int = 1,
+) -> EngineCore:
+    """The core over `executor`, speaking through `mailbox`."""
+    facts = executor.facts
+    outbox = Outbox(index, epoch)
+    kv = KVCacheManager(
+        facts.kv_groups, facts.num_blocks, facts.block_size, settings.max_num_seqs, facts.max_model_len
+    )
+    limits = SchedulerLimits(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=facts.max_model_len,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+    )
+    progress.begin_epoch(epoch)
+    return EngineCore(
+        Scheduler(limits, kv, FirstComeFirstServed(), outbox, epoch=epoch),
+        Admission(facts.max_model_len, facts.vocab_size, kv),
+        executor,
+        mailbox,
+        outbox,
+        progress,
+        depth=settings.async_depth,
+        check=settings.debug,
+    )
+
+
+def ready_message(
+    settings: config.Settings,
+    facts: RunnerFacts,
+    ledger: Sequence[tuple[str, float]],
+    *,
+    index: int = 0,
+    epoch: int = 1,
+) -> Ready:
+    """What the engine tells each front end that says hello."""
+    return Ready(
+        engine=index,
+        epoch=epoch,
+        contract=CONTRACT_VERSION,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_model_len=facts.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        vocab_size=facts.vocab_size,
+        dtype=facts.dtype,
+        device=facts.device,
+        executor=settings.executor,
+        kv_groups=facts.kv_groups,
+        ledger=tuple(ledger),
+    )

@@ -1,0 +1,1 @@
+"""How waiting and running requests are ranked; one small pure object each."""

@@ -1,0 +1,539 @@
+"""Decides, once a step, which tokens of which requests run; and takes in what the step gave.
+
+There is no prefill or decode phase: a request has `num_computed` tokens, wants to reach
+`num_tokens`, and gets what the step's token budget allows. A token whose step is in flight is a
+placeholder: counted in `num_tokens`, its value not known here, but on the device when the next step
+reads it. The synchronous engine is depth 1 of the same code.
+
+Blocks and rows of a request that ends or is preempted stay held until its last submitted step has
+completed; only then may another request get them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from servelite.engine.kv_cache import InvariantError, KVCacheManager
+from servelite.engine.outbox import Outbox
+from servelite.engine.policies.base import Policy
+from servelite.engine.request import STOP_COLUMNS, Request, RowTable, WaitingOn
+from servelite.engine.waiting import WaitingQueue
+from servelite.ipc.messages import (
+    Add,
+    FinishReason,
+    Load,
+    NewRow,
+    Plan,
+    RequestError,
+    RowFlag,
+    StepResult,
+    Timings,
+    pack,
+    unpack,
+)
+from servelite.ipc.states import State
+
+_WATERMARK: Final = 0.01
+"""Part of the pool that admission leaves free for the requests that run already."""
+
+DEADLINE_EXCEEDED: Final = RequestError(
+    503, "deadline_exceeded", "the request's deadline passed while it waited"
+)
+SHUTTING_DOWN: Final = RequestError(503, "server_shutting_down", "the server is shutting down")
+CORRUPTED: Final = RequestError(
+    500, "non_finite_logits", "the model's output for this request was not finite"
+)
+
+
+@dataclass
+class Totals:
+    """Counters since the engine's start."""
+
+    steps: int = 0
+    scheduled_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    aborted: int = 0
+    corrupted: int = 0
+
+
+@dataclass
+class SchedulerLimits:
+    """The bounds a scheduler keeps to."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
+
+
+@dataclass
+class _Draft:
+    """A plan in the making. Decodes are a column; only prefills are looked at one by one."""
+
+    budget: int
+    decodes: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    prefills: dict[int, int] = field(default_factory=dict)  # tokens by row
+    preempted: bool = False
+
+    def give(self, row: int, count: int) -> None:
+        self.prefills[row] = count
+        self.budget -= count
+
+
+class Scheduler:
+    """Owns every request the engine knows, the waiting queue and the rows."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVCacheManager,
+        policy: Policy,
+        outbox: Outbox,
+        *,
+        epoch: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
+        self.waiting = WaitingQueue()
+        self.totals = Totals()
+        self._policy = policy
+        self._outbox = outbox
+        self._epoch = epoch
+        self._clock = clock
+        self._requests: dict[tuple[int, int], Request] = {}
+        self._followers: dict[tuple[int, int], list[Request]] = {}  # parked, by the key they wait for
+        self._order: list[int] = []  # running rows by rank
+        self._new_rows: list[Request] = []  # seated since the last plan
+        self._freeing = 0  # blocks held only by steps in flight
+        self._arrivals = 0
+        self._step = 0
+        self._deadlines = 0  # requests in the queue or parked that have one
+
+    # ------------------------------------------------------------ what happens to a request
+
+    def add(self, request: Request) -> None:
+        """Queue a request that the engine can serve. A duplicate is ignored."""
+        if request.key in self._requests:
+            return
+        request.rank = self._policy.rank(request, self._arrivals)
+        self._arrivals += 1
+        self._requests[request.key] = request
+        self._deadlines += request.deadline is not None
+        leader = self._requests.get((request.client, request.add.prefix_of))
+        if leader is not None and leader.first_token is None:
+            request.state, request.waiting_on = State.PARKED, WaitingOn.PREFIX
+            self._followers.setdefault(leader.key, []).append(request)
+        else:
+            self._enqueue(request)
+
+    def find(self, key: tuple[int, int]) -> Request | None:
+        """The request, unless it is over or was never there."""
+        return self._requests.get(key)
+
+    def queue_is_full(self, add: Add) -> bool:
+        """Whether the request would exceed what may wait (the front ends' own bound is tighter)."""
+        limits, queued = self.limits, len(self.waiting) + self._num_parked()
+        if queued >= limits.max_num_seqs + limits.max_waiting_requests:
+            return True
+        return queued > 0 and self.waiting.num_tokens + len(add.prompt) // 4 > limits.max_waiting_tokens
+
+    def abort(self, key: tuple[int, int]) -> None:
+        """End a request nobody waits for, in whatever state it is. Idempotent."""
+        request = self._requests.get(key)
+        if request is not None and request.state is not State.FINISHING:
+            self.totals.aborted += 1
+            self._end(request)
+
+    def abort_client(self, client: int) -> None:
+        """End everything of a front end that is gone."""
+        for key in [key for key in self._requests if key[0] == client]:
+            self.abort(key)
+
+    def shut_down(self) -> None:
+        """End every request with an error. No step may be in flight."""
+        for request in list(self._requests.values()):
+            self._fail(request, SHUTTING_DOWN)
+
+    def _enqueue(self, request: Request) -> None:
+        request.state, request.waiting_on = State.WAITING, None
+        self.waiting.push(request)
+
+    def _fail(self, request: Request, error: RequestError) -> None:
+        if request.state is not State.FINISHING:
+            self._outbox.add_error(request.client, request.add.request, error)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """The request is over for its client; its blocks go now, or with its last step in flight."""
+        self._unpark_followers(request)
+        if request.row < 0:
+            self._leave_queue(request)
+            self._forget(request)
+            return
+        if request.state is not State.PREEMPTED:  # else it has left the running order already
+            self._stop_running(request)
+        request.state = State.FINISHING
+        if self.rows.in_flight[request.row] == 0:
+            self._release(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        if request.state is State.PARKED:
+            leader = (request.client, request.add.prefix_of)
+            self._followers[leader].remove(request)
+            if not self._followers[leader]:
+                del self._followers[leader]
+        else:
+            self.waiting.drop(request)
+        self._deadlines -= request.deadline is not None
+
+    def _forget(self, request: Request) -> None:
+        request.state = State.FINISHED
+        del self._requests[request.key]
+
+    def _stop_running(self, request: Request) -> None:
+        self.rows.running[request.row] = False
+        self._order.remove(request.row)
+        self._freeing += self.kv.held(request.row)
+
+    def _release(self, request: Request) -> None:
+        """Take row and blocks back: no step that touches them is in flight."""
+        self._freeing -= self.kv.held(request.row)
+        self.kv.free(request.row)
+        self.rows.unseat(request)
+        if request.state is State.PREEMPTED:
+            self._requeue(request)
+        else:
+            self._forget(request)
+
+    def _requeue(self, request: Request) -> None:
+        # Stays PREEMPTED while it waits: its deadline counted only until its first admission.
+        self.waiting.push(request)
+        self._deadlines += request.deadline is not None
+
+    def _unpark_followers(self, leader: Request) -> None:
+        for request in self._followers.pop(leader.key, ()):
+            self._enqueue(request)
+
+    # ------------------------------------------------------------ a step's plan
+
+    def schedule(self) -> Plan | None:
+        """The next step, or None where nothing can run now."""
+        if self._deadlines:
+            self._expire()
+        draft = _Draft(self.limits.max_num_batched_tokens)
+        if self._order:
+            self._schedule_running(draft)
+        if len(self.waiting) and not draft.preempted:
+            self._admit(draft)
+        draft.decodes = draft.decodes[self.rows.running[draft.decodes]]  # less those a prefill preempted
+        return self._compose(draft) if draft.prefills or len(draft.decodes) else None
+
+    def next_deadline(self) -> float | None:
+        """When the first queued request expires, on the engine's clock."""
+        if not self._deadlines:
+            return None
+        return min(
+            (r.deadline for r in self._requests.values() if r.deadline is not None and self._may_expire(r)),
+            default=None,
+        )
+
+    @staticmethod
+    def _may_expire(request: Request) -> bool:
+        return request.state in (State.WAITING, State.PARKED) and request.admitted is None
+
+    def _expire(self) -> None:
+        now = self._clock()
+        expired = [
+            r
+            for r in self._requests.values()
+            if r.deadline is not None and self._may_expire(r) and r.deadline <= now
+        ]
+        for request in expired:
+            self._fail(request, DEADLINE_EXCEEDED)
+
+    def _schedule_running(self, draft: _Draft) -> None:
+        """Decodes first, so that they never wait for a prefill; then prefills share what is left."""
+        columns, rows = self.rows, np.asarray(self._order, dtype=np.int32)
+        want = np.minimum(columns.num_tokens[rows], columns.limit[rows]) - columns.num_computed[rows]
+        decodes, prefills = rows[want == 1], rows[want > 1]
+        end = columns.num_computed[decodes] + 1
+        # Only rows that cross a block border are looked at one by one.
+        border = end > self.kv.counts[:, decodes].min(axis=0) * self.kv.block_size
+        for row in decodes[border].tolist():
+            if columns.running[row]:
+                self._make_room(row, int(columns.num_computed[row]) + 1, draft)
+        held = self.kv.counts[:, decodes].min(axis=0) * self.kv.block_size
+        draft.decodes = decodes[columns.running[decodes] & (end <= held)]
+        draft.budget -= len(draft.decodes)
+        for position, row in enumerate(prefills.tolist()):
+            if columns.running[row] and draft.budget > 0:
+                self._schedule_prefill(row, others=len(prefills) - position - 1, draft=draft)
+
+    def _schedule_prefill(self, row: int, others: int, draft: _Draft) -> None:
+        columns = self.rows
+        computed = int(columns.num_computed[row])
+        want = min(int(columns.num_tokens[row]), int(columns.limit[row])) - computed
+        count = min(want, self._share(draft, others))
+        if row == self._order[0] and not self.kv.grow(row, computed + count):
+            # The first-ranked request always moves on, at others' cost: no deadlock.
+            self._make_room(row, computed + 1, draft)
+        room = int(self.kv.counts[:, row].min()) * self.kv.block_size - computed
+        room += self.kv.num_free // len(self.kv.groups) * self.kv.block_size
+        count = min(count, room)
+        if count > 0 and self.kv.grow(row, computed + count):
+            draft.give(row, count)
+
+    def _share(self, draft: _Draft, others: int) -> int:
+        """Tokens the next prefill may take: half of what is left while others wait, so that a short
+        prompt behind a long one starts soon."""
+        others_wait = others > 0 or (len(self.waiting) > 0 and len(self.rows.free) > 0)
+        return max(1, draft.budget // 2) if others_wait else draft.budget
+
+    def _make_room(self, row: int, num_tokens: int, draft: _Draft) -> bool:
+        """Blocks for the row to hold `num_tokens`, by preemption if need be.
+
+        False where it has to wait for blocks that steps in flight still hold, or was itself the victim.
+        """
+        while not self.kv.grow(row, num_tokens):
+            if self.kv.num_free + self._freeing >= self.kv.missing(row, num_tokens):
+                return False  # enough is on its way
+            victim = self._victim()
+            if victim is None:
+                return False
+            draft.prefills.pop(victim, None)
+            draft.preempted = True
+            self._preempt(victim)
+            if victim == row:
+                return False
+        return True
+
+    def _victim(self) -> int | None:
+        """Of the lowest class that runs, the row that costs least to recompute; never the first-ranked."""
+        candidates = self._order[1:]
+        if not candidates:
+            return None
+        requests = self.rows.requests
+        ranks = {row: request.rank for row in candidates if (request := requests[row]) is not None}
+        lowest = max(rank[0] for rank in ranks.values())
+        in_class = [row for row in candidates if ranks[row][0] == lowest]
+        return min(in_class, key=lambda row: (int(self.rows.num_computed[row]), ranks[row][1] * -1))
+
+    def _preempt(self, row: int) -> None:
+        request = self._at(row)
+        request.preemptions += 1
+        request.recomputed_tokens += int(self.rows.num_computed[row])
+        self.totals.preemptions += 1
+        self.totals.recomputed_tokens += int(self.rows.num_computed[row])
+        self._stop_running(request)
+        request.state = State.PREEMPTED
+        # A placeholder of this step, if any, was never submitted; those of steps in flight arrive.
+        if self.rows.in_flight[row] == 0:
+            self._release(request)
+
+    def _admit(self, draft: _Draft) -> None:
+        """Seat waiting requests by rank while budget, rows and blocks last; the first misfit ends it."""
+        while draft.budget > 0 and self.rows.free and (request := self.waiting.peek()) is not None:
+            want = min(len(request.tokens), request.max_total - 1)
+            others = len(self.waiting) > 1 and len(self.rows.free) > 1
+            count = min(want, max(1, draft.budget // 2) if others else draft.budget)
+            reserve = int(self.kv.pool.num_blocks * _WATERMARK) if self._order else 0
+            if self.kv.blocks_for(count) + reserve > self.kv.num_free:
+                return
+            self._leave_queue(request)
+            self._seat(request)
+            self.kv.grow(request.row, count)
+            draft.give(request.row, count)
+
+    def _seat(self, request: Request) -> None:
+        row = self.rows.seat(request)
+        request.state = State.RUNNING
+        if request.admitted is None:
+            request.admitted = self._clock()
+        bisect.insort(self._order, row, key=lambda other: self._at(other).rank)
+        self._new_rows.append(request)
+
+    def _compose(self, draft: _Draft) -> Plan:
+        """Turn the draft into a plan and count its tokens as submitted."""
+        self._step += 1
+        columns = self.rows
+        prefills = np.asarray(list(draft.prefills.items()), dtype=np.int32).reshape(-1, 2)
+        rows = np.concatenate([draft.decodes, prefills[:, 0]])
+        counts = np.concatenate([np.ones_like(draft.decodes), prefills[:, 1]])
+        new_rows = tuple(self._introduce(request) for request in self._new_rows)
+        self._new_rows.clear()
+        columns.num_computed[rows] += counts
+        samples = columns.num_computed[rows] == columns.num_tokens[rows]
+        columns.num_tokens[rows] += samples  # a placeholder each
+        columns.in_flight[rows] += 1
+        block_counts, block_ids = self.kv.untold(rows)
+        self.totals.steps += 1
+        self.totals.scheduled_tokens += int(counts.sum())
+        return Plan(
+            epoch=self._epoch,
+            step=self._step,
+            rows=pack(rows),
+            generations=pack(columns.generation[rows]),
+            num_tokens=pack(counts),
+            num_drafts=b"",
+            num_logits=pack(samples),
+            block_counts=pack(block_counts.ravel()),
+            block_ids=pack(block_ids),
+            new_rows=new_rows,
+        )
+
+    def _introduce(self, request: Request) -> NewRow:
+        return NewRow(
+            row=request.row,
+            generation=int(self.rows.generation[request.row]),
+            tokens=pack(request.tokens),
+            prompt_len=request.prompt_len,
+            num_computed=0,
+            seed=request.add.seed,
+            choice=request.add.choice,
+            sampling=request.add.sampling,
+            adapter=request.add.adapter,
+        )
+
+    # ------------------------------------------------------------ a step's result
+
+    def update(self, plan: Plan, result: StepResult) -> None:
+        """Take in the result of the oldest step in flight."""
+        columns = self.rows
+        planned = unpack(plan.rows)
+        rows, tokens = unpack(result.rows), unpack(result.tokens)
+        if (columns.generation[planned] != unpack(plan.generations)).any() or (
+            columns.generation[rows] != unpack(result.generations)
+        ).any():
+            raise InvariantError(f"step {plan.step} touches a row that was given away")
+        columns.in_flight[planned] -= 1
+        self._append(rows, tokens, unpack(result.flags, np.dtype("<i1")))
+        for row in planned[(columns.in_flight[planned] == 0) & ~columns.running[planned]].tolist():
+            request = columns.requests[row]
+            if request is not None:
+                self._release(request)
+
+    def _append(
+        self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32], flags: npt.NDArray[np.int8]
+    ) -> None:
+        """Sampled tokens become known; rows that end with them end."""
+        columns = self.rows
+        live = (
+            np.fromiter((self._at(r).state is not State.FINISHING for r in rows.tolist()), bool, len(rows))
+            if (~columns.running[rows]).any()
+            else np.ones(len(rows), dtype=bool)
+        )
+        bad = live & (flags & RowFlag.NON_FINITE).astype(bool)
+        for row in rows[bad].tolist():
+            self.totals.corrupted += 1
+            self._fail(self._at(row), CORRUPTED)
+        live &= ~bad
+        rows, tokens = rows[live], tokens[live]
+        known = columns.num_known[rows]
+        columns.tokens[rows, known] = tokens
+        columns.num_known[rows] = known + 1
+        index = known - columns.prompt_len[rows]
+        finish = self._finish_reasons(rows, tokens)
+        self._outbox.add_tokens(columns.client[rows], columns.number[rows], index, finish, tokens)
+        for row in rows[index == 0].tolist():
+            self._mark_first_token(self._at(row))
+        for row in rows[finish != FinishReason.NONE].tolist():
+            request = self._at(row)
+            self._outbox.add_timings(request.client, request.add.request, self._timings(request))
+            self._end(request)
+
+    def _finish_reasons(
+        self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int8]:
+        columns = self.rows
+        stopped = (columns.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        for at in np.flatnonzero(columns.many_stops[rows]):
+            stops = self._at(int(rows[at])).add.sampling.stop_token_ids
+            stopped[at] |= int(tokens[at]) in stops[STOP_COLUMNS:]
+        full = columns.num_known[rows] > columns.limit[rows]
+        finish = np.where(full, FinishReason.LENGTH, FinishReason.NONE)
+        return np.where(stopped, FinishReason.STOP, finish).astype(np.int8)
+
+    def _mark_first_token(self, request: Request) -> None:
+        request.first_token = self._clock()
+        self._unpark_followers(request)
+
+    def _timings(self, request: Request) -> Timings:
+        now = self._clock()
+        admitted = request.arrived if request.admitted is None else request.admitted
+        first = now if request.first_token is None else request.first_token
+        return Timings(
+            queued=admitted - request.arrived,
+            prefill=max(0.0, first - admitted),
+            decode=max(0.0, now - max(first, admitted)),
+            preemptions=request.preemptions,
+            recomputed_tokens=request.recomputed_tokens,
+        )
+
+    def _at(self, row: int) -> Request:
+        request = self.rows.requests[row]
+        if request is None:
+            raise InvariantError(f"row {row} has no request")
+        return request
+
+    # ------------------------------------------------------------ state for others
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs or waits for a row (what is parked waits for something that runs)."""
+        return not self._order and not len(self.waiting)
+
+    def _num_parked(self) -> int:
+        return sum(len(followers) for followers in self._followers.values())
+
+    def load(self) -> Load:
+        """The present state and the totals."""
+        t = self.totals
+        return Load(
+            running=len(self._order),
+            waiting=len(self.waiting) + self._num_parked(),
+            waiting_tokens=self.waiting.num_tokens,
+            free_blocks=self.kv.num_free,
+            steps=t.steps,
+            scheduled_tokens=t.scheduled_tokens,
+            preemptions=t.preemptions,
+            recomputed_tokens=t.recomputed_tokens,
+            aborted=t.aborted,
+            corrupted=t.corrupted,
+        )
+
+    def in_step(self, plan: Plan) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """(clients, request numbers) of the plan's rows, for the progress page."""
+        rows = unpack(plan.rows)
+        return self.rows.client[rows], self.rows.number[rows]
+
+    def check(self) -> None:
+        """Raise InvariantError unless every book agrees with every other. Tests and --debug only."""
+        self.kv.check()
+        columns = self.rows
+        seated = [row for row, request in enumerate(columns.requests) if request is not None]
+        if sorted(seated + columns.free) != list(range(columns.num_rows)):
+            raise InvariantError("a row is neither free nor seated, or both")
+        if sorted(self._order) != np.flatnonzero(columns.running).tolist():
+            raise InvariantError("the running order and the running column differ")
+        if [self._at(row).rank for row in self._order] != sorted(self._at(row).rank for row in self._order):
+            raise InvariantError("the running order is not by rank")
+        for row in columns.free:
+            if self.kv.held(row) or columns.in_flight[row]:
+                raise InvariantError(f"free row {row} holds blocks or is in flight")
+        held = sum(self.kv.held(row) for row in seated if not columns.running[row])
+        if held != self._freeing:
+            raise InvariantError(f"{held} blocks are on their way back, {self._freeing} counted")
+        for request in self._requests.values():
+            if (request.row >= 0) != (request.key in {self._at(row).key for row in seated}):
+                raise InvariantError(f"request {request.key} is {request.state} and has row {request.row}")

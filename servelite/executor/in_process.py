@@ -1,0 +1,57 @@
+"""A runner in the engine core's own process: one rank, no second process to pay for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from servelite.executor.base import InFlight
+from servelite.ipc.messages import Plan, StepResult
+from servelite.worker.base import ModelRunner, RunnerFacts
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class InProcessExecutor:
+    """Runs steps on the calling thread at depth 1, and on one thread of its own at more.
+
+    One thread either way: steps run in order, and OpenMP has one team.
+    """
+
+    def __init__(self, runner: ModelRunner, depth: int) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-runner") if depth > 1 else None
+
+    @property
+    def facts(self) -> RunnerFacts:
+        """The runner's."""
+        return self._runner.facts
+
+    def forward(self, plan: Plan) -> InFlight:
+        """See `Executor.forward`. What the runner raises, the step's `result` raises."""
+        return InFlight(plan, self._submit(self._runner.forward, plan))
+
+    def sample(self, step: InFlight, masks: bytes | None) -> None:
+        """See `Executor.sample`."""
+        step.sampled = self._submit(self._sample, step, masks)
+
+    def _sample(self, step: InFlight, masks: bytes | None) -> StepResult:
+        step.computed.result()
+        return self._runner.sample(step.plan, masks)
+
+    def _submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if self._thread is not None:
+            return self._thread.submit(call, *args, **kwargs)
+        done: Future[T] = Future()
+        try:
+            done.set_result(call(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        if self._thread is not None:
+            self._thread.shutdown()

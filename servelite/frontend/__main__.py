@@ -1,0 +1,49 @@
+"""`python -m servelite.frontend --lifeline FD`: started by the launcher only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+
+from servelite.ipc.lifeline import Lifeline, clip
+from servelite.ipc.messages import Boot, ChildFailed
+from servelite.ipc.process import ExitCode, die_with_parent
+from servelite.tokenizer.model_files import ModelFileError
+
+
+def main() -> int:
+    """Run a front end; its own account of a failure goes to the launcher."""
+    # The launcher decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="servelite.frontend")
+    parser.add_argument("--lifeline", type=int, required=True)
+    lifeline = Lifeline.from_fd(parser.parse_args().lifeline)
+    # A launcher that died before this line is noticed by the lifeline.
+    die_with_parent(os.getppid())
+    boot = lifeline.recv()
+    if not isinstance(boot, Boot):
+        return ExitCode.OK  # the launcher is gone already
+    try:
+        from servelite.frontend.process import serve
+
+        serve(lifeline, boot)
+    except Exception as error:
+        code = ExitCode.MODEL if isinstance(error, ModelFileError) else ExitCode.INTERNAL
+        lifeline.send(
+            ChildFailed(
+                kind=type(error).__name__,
+                message=clip(str(error)),
+                exit_code=code,
+                traceback=clip(traceback.format_exc()),
+            )
+        )
+        return code
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""One request's answer as text: tokens in, text out, why it ended, what it counts."""
+
+from __future__ import annotations
+
+from servelite.frontend.chunks import Usage
+from servelite.frontend.engine_client import EngineClient
+from servelite.frontend.request import RequestRecord
+from servelite.ipc.messages import FinishReason
+from servelite.tokenizer.detokenizer import Detokenizer
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Answer:
+    """Read with `await next()` until `finish_reason` is set. Always `close` it."""
+
+    def __init__(self, engine: EngineClient, record: RequestRecord, detokenizer: Detokenizer) -> None:
+        self._engine = engine
+        self._detokenizer = detokenizer
+        self.record = record
+        self.finish_reason: str | None = None
+        self.completion_tokens = 0
+
+    async def next(self) -> str:
+        """Wait for tokens (or a `wake`) and return the text that is now safe to send, maybe none.
+
+        Raises:
+            ClientGone: the client closed the connection.
+            APIError: the engine refused or lost the request.
+        """
+        record = self.record
+        if not record.has_news:
+            await record.news()
+        tokens = record.take()
+        self.completion_tokens += len(tokens)
+        finish = record.finish
+        if finish is FinishReason.STOP and tokens:
+            tokens.pop()  # the stop token itself is no text
+        text = self._detokenizer.push(tokens) if tokens else ""
+        if self._detokenizer.stopped is not None:
+            self.completion_tokens = self._detokenizer.stop_token_count
+            self.finish_reason = "stop"
+            self._engine.abort(record, "stop")
+        elif finish in _REASONS:
+            text += self._detokenizer.finish()
+            self.finish_reason = _REASONS[finish]
+        return text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer's tokens so far, a stop token included."""
+        return self.record.produced[: self.completion_tokens]
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts so far."""
+        return Usage(self.record.prompt_tokens, self.completion_tokens)
+
+    def close(self) -> None:
+        """Whoever read the answer is done with it: the engine stops if it has not."""
+        self._engine.abort(self.record, "abort")
+        self.record.place.leave()

@@ -1,0 +1,102 @@
+"""The HTTP routes. What streams is raw ASGI (`generation.py`), the rest is FastAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+import servelite
+from servelite.frontend.errors import APIError
+from servelite.frontend.generation import Generation
+from servelite.frontend.middleware import RequestID
+from servelite.frontend.service import Service
+from servelite.observability.metrics import CONTENT_TYPE
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application around one service."""
+    app = FastAPI(
+        title="servelite", version=servelite.__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.add_middleware(RequestID)
+    for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
+        app.router.routes.append(Route(path, Generation(service, chat=chat), methods=["POST"]))
+    _add_models(app, service)
+    _add_health(app, service)
+    _add_errors(app)
+    return app
+
+
+def _json(status: int, value: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def _error(error: APIError) -> Response:
+    return Response(error.body(), error.status, dict(error.headers), "application/json")
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def card(name: str) -> dict[str, Any]:
+        facts = service.engine.facts
+        card: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "servelite",
+        }
+        return card | ({"max_model_len": facts.max_model_len} if facts else {})
+
+    async def models() -> Response:
+        return _json(200, {"object": "list", "data": [card(name) for name in service.names]})
+
+    async def model(name: str) -> Response:
+        service.check_model(name)
+        return _json(200, card(name))
+
+    app.add_api_route("/v1/models", models)
+    app.add_api_route("/v1/models/{name:path}", model)
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    async def live() -> Response:
+        return _json(200, {"status": "live"})
+
+    async def ready() -> Response:
+        if service.lifecycle.ready:
+            return _json(200, {"status": "ready"})
+        return _json(503, {"status": service.lifecycle.state})
+
+    async def version() -> Response:
+        return _json(200, {"version": servelite.__version__})
+
+    async def metrics() -> Response:
+        return Response(service.metrics.expose(), media_type=CONTENT_TYPE)
+
+    for path, probe in (("/health/live", live), ("/health/ready", ready), ("/health", ready)):
+        app.add_api_route(path, probe, methods=["GET", "HEAD"])  # some balancers only ask for the head
+    app.add_api_route("/version", version)
+    app.add_api_route("/metrics", metrics)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error has OpenAI's body, those of the framework too."""
+
+    async def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, APIError)
+        return _error(error)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        return _error(APIError(error.status_code, text, headers=tuple((error.headers or {}).items())))
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return _error(APIError(500, "The server met an unexpected error; its log has the details."))
+
+    app.add_exception_handler(APIError, api_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unexpected)

@@ -1,0 +1,84 @@
+"""What a client is told when something is wrong: OpenAI's error body, and the few ways to raise it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from servelite.ipc.messages import RequestError
+
+QUEUE_FULL: Final = "queue_full"
+
+
+class APIError(Exception):
+    """An answer that is an error: HTTP status, OpenAI's error object, extra headers."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def type(self) -> str:
+        """OpenAI's name for the kind of error."""
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def body(self) -> bytes:
+        """The JSON body, and what an error event in an open stream carries."""
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    """A 400 that names the field `param`."""
+    return APIError(400, message, param=param, code=code)
+
+
+def context_too_long(prompt_tokens: int, max_tokens: int, limit: int, param: str) -> APIError:
+    """The 400 for a prompt and an answer that do not fit the model's context together."""
+    return bad_request(
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} for the answer).",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def shutting_down() -> APIError:
+    """The 503 of a server that drains."""
+    return APIError(503, "The server is shutting down.", code="server_shutting_down")
+
+
+def not_ready() -> APIError:
+    """The 503 of a server whose engine is not there yet."""
+    return APIError(
+        503, "The model is still loading.", code="engine_not_ready", headers=(("retry-after", "1"),)
+    )
+
+
+def engine_dead(cause: str) -> APIError:
+    """The 503 of a server whose engine has died."""
+    return APIError(503, f"The engine has died: {cause}", code="engine_dead")
+
+
+def from_engine(error: RequestError, retry_after: int) -> APIError:
+    """The engine's refusal, as the client sees it; `retry_after` (seconds) is told if its queue is full."""
+    headers = (("retry-after", str(retry_after)),) if error.code == QUEUE_FULL else ()
+    return APIError(error.status, error.message, code=error.code, headers=headers)

@@ -1,0 +1,259 @@
+"""How one request field is declared: its type and bounds, default and meaning.
+
+A declaration parses and validates the field (`Field.read`) and describes it (`field_table`), so that
+the check and the documentation cannot differ. null means absent, as in OpenAI's API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from servelite.frontend.errors import bad_request
+
+SHOWN: Final = 60  # characters of a bad value that an error repeats
+
+
+class Type(Protocol):
+    """A field's type with its bounds."""
+
+    def read(self, path: str, value: Any) -> Any:
+        """The parsed value; raises `APIError` (400) naming `path`, the value and the limit."""
+        ...
+
+    def describe(self) -> str:
+        """In words, for the table of fields."""
+        ...
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a request body."""
+
+    name: str
+    type: Type
+    default: Any
+    meaning: str
+
+    def read(self, body: Mapping[str, Any]) -> Any:
+        """This field's value in `body`, or its default."""
+        value = body.get(self.name)
+        return self.default if value is None else self.type.read(self.name, value)
+
+
+class Required:
+    """The default of a field that has none."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED: Final = Required()
+
+
+def shown(value: Any) -> str:
+    """`value` as an error repeats it, shortened."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A whole number; a float without a fraction passes, a boolean does not."""
+
+    low: int
+    high: int
+
+    def read(self, path: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise bad_request(f"{path} must be an integer, not {shown(value)}", path)
+        if not self.low <= value <= self.high:
+            raise bad_request(
+                f"{path} is {shown(value)}; it must be between {self.low} and {self.high}", path
+            )
+        return value
+
+    def describe(self) -> str:
+        return f"integer, {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number."""
+
+    low: float
+    high: float
+    above_low: bool = False  # the low end itself is excluded
+
+    def read(self, path: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise bad_request(f"{path} must be a number, not {shown(value)}", path)
+        if not self.low <= value <= self.high or (self.above_low and value == self.low):
+            least = "above" if self.above_low else "at least"
+            raise bad_request(
+                f"{path} is {shown(value)}; it must be {least} {self.low:g} and at most {self.high:g}", path
+            )
+        return float(value)
+
+    def describe(self) -> str:
+        return f"number, {'above ' if self.above_low else ''}{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """true or false."""
+
+    def read(self, path: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise bad_request(f"{path} must be true or false, not {shown(value)}", path)
+        return value
+
+    def describe(self) -> str:
+        return "boolean"
+
+
+@dataclass(frozen=True)
+class String:
+    """Text of bounded length."""
+
+    max_chars: int
+
+    def read(self, path: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise bad_request(f"{path} must be a string, not {shown(value)}", path)
+        if len(value) > self.max_chars:
+            raise bad_request(f"{path} has {len(value)} characters; the limit is {self.max_chars}", path)
+        return value
+
+    def describe(self) -> str:
+        return f"string, at most {self.max_chars} characters"
+
+
+@dataclass(frozen=True)
+class Strings:
+    """A string or a list of them, read as a tuple. None of them is empty."""
+
+    max_items: int
+    max_chars: int
+
+    def read(self, path: str, value: Any) -> tuple[str, ...]:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise bad_request(f"{path} must be a string or a list of strings, not {shown(value)}", path)
+        if len(items) > self.max_items:
+            raise bad_request(f"{path} has {len(items)} strings; the limit is {self.max_items}", path)
+        texts = tuple(String(self.max_chars).read(f"{path}[{i}]", item) for i, item in enumerate(items))
+        if "" in texts:
+            raise bad_request(f"{path} holds an empty string", path)
+        return texts
+
+    def describe(self) -> str:
+        return f"string or list of at most {self.max_items}, {self.max_chars} characters each"
+
+
+@dataclass(frozen=True)
+class Object:
+    """A JSON object with fields of its own, read as a dict of all of them."""
+
+    fields: tuple[Field, ...]
+
+    def read(self, path: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise bad_request(f"{path} must be an object, not {shown(value)}", path)
+        known = {f.name for f in self.fields}
+        for name in value:
+            if name not in known:
+                raise bad_request(f"Unknown field {path}.{name}", f"{path}.{name}", "unknown_field")
+        return {
+            f.name: f.default if value.get(f.name) is None else f.type.read(f"{path}.{f.name}", value[f.name])
+            for f in self.fields
+        }
+
+    def describe(self) -> str:
+        return "object with " + ", ".join(f.name for f in self.fields)
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """Accepted whatever it holds, because it asks nothing of the answer."""
+
+    def read(self, path: str, value: Any) -> None:
+        return None
+
+    def describe(self) -> str:
+        return "anything"
+
+
+@dataclass(frozen=True)
+class Only:
+    """A field of OpenAI's API of which only these values are supported yet; all mean its default."""
+
+    values: tuple[Any, ...]
+
+    def read(self, path: str, value: Any) -> None:
+        # `type` too: in Python, True == 1 == 1.0, in JSON they differ (1 and 1.0 do not).
+        if not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.values):
+            allowed = ", ".join(_json(v) for v in self.values)
+            rest = f"only {allowed} is" if allowed else "it is not"
+            raise bad_request(
+                f"{path} is {shown(value)}, which is not supported: {rest} accepted",
+                path,
+                "unsupported_value",
+            )
+
+    def describe(self) -> str:
+        return "only " + ", ".join(_json(v) for v in self.values) if self.values else "not supported"
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A field with a reader of its own."""
+
+    reader: Callable[[str, Any], Any]
+    words: str
+
+    def read(self, path: str, value: Any) -> Any:
+        return self.reader(path, value)
+
+    def describe(self) -> str:
+        return self.words
+
+
+def read_fields(fields: Sequence[Field], body: Any) -> dict[str, Any]:
+    """All fields' values in a request body, by name.
+
+    Raises:
+        APIError: 400; the body is no object, has an unknown field, lacks a required one, or holds a
+            value that is out of its bounds.
+    """
+    if not isinstance(body, dict):
+        raise bad_request(f"The request body must be a JSON object, not {shown(body)}")
+    known = {f.name for f in fields}
+    for name in body:
+        if name not in known:
+            raise bad_request(f"Unknown field {shown(name)}", name[:SHOWN], "unknown_field")
+    values = {f.name: f.read(body) for f in fields}
+    for name, value in values.items():
+        if value is REQUIRED:
+            raise bad_request(f"You must provide the field {name}", name, "missing_field")
+    return values
+
+
+def field_table(fields: Sequence[Field]) -> str:
+    """The docs' Markdown table of a request's fields."""
+    rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for f in fields:
+        default = "" if f.default is None or f.default == () else f"`{_json(f.default)}`"
+        rows.append(f"| `{f.name}` | {f.type.describe()} | {default} | {f.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _json(value: Any) -> str:
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or isinstance(value, bool)
+        else repr(value)
+    )

@@ -1,0 +1,70 @@
+"""What a front end is doing: loading, serving, draining, or left without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from servelite.frontend.errors import APIError, engine_dead, not_ready, shutting_down
+
+
+class Lifecycle:
+    """Decides whether a request may come in, and knows when the last answer has left."""
+
+    def __init__(self) -> None:
+        self.state = "loading"
+        self._refusal: APIError | None = not_ready()
+        self._answers = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a token could be produced now: what `/health/ready` says."""
+        return self.state == "ready"
+
+    @property
+    def answers(self) -> int:
+        """Answers whose last byte has not been handed to the connection."""
+        return self._answers
+
+    def serve(self) -> None:
+        """The engine is ready."""
+        self.state = "ready"
+        self._refusal = None
+
+    def retire(self) -> None:
+        """Draining has begun: balancers are told, requests are still taken."""
+        self.state = "draining"
+
+    def refuse(self) -> None:
+        """From now on new requests get a 503."""
+        self.state = "draining"
+        self._refusal = shutting_down()
+
+    def lose_engine(self, cause: str) -> None:
+        """The engine is dead."""
+        self.state = "engine dead"
+        self._refusal = engine_dead(cause)
+
+    def check(self) -> None:
+        """Raises `APIError` (503) unless a request may come in now."""
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)  # raised again and again: frames must not pile up
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around one answer, from its acceptance to its last byte."""
+        self._answers += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._answers -= 1
+            if self._answers == 0:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Until no answer is under way."""
+        await self._idle.wait()

@@ -1,0 +1,133 @@
+"""What a front end keeps of one request: all that it takes to resubmit it, and its tokens as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from servelite.frontend.admission import Place
+from servelite.frontend.body import ClientGone
+from servelite.frontend.errors import APIError
+from servelite.ipc.messages import Add, FinishReason, SamplingParams, pack
+
+
+class RequestRecord:
+    """One request at the engine.
+
+    One consumer takes its tokens. The reader of the engine's socket appends and wakes the consumer
+    once a step; what comes while the consumer is busy with a slow client merges, so a slow client
+    costs only itself.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_gone",
+        "_loop",
+        "_taken",
+        "_waiter",
+        "arrived",
+        "attempt",
+        "error",
+        "finish",
+        "last_token_at",
+        "number",
+        "params",
+        "place",
+        "produced",
+        "prompt",
+        "prompt_tokens",
+        "seed",
+    )
+
+    def __init__(
+        self, number: int, prompt_ids: list[int], params: SamplingParams, seed: int, place: Place
+    ) -> None:
+        self.number = number
+        self.prompt = pack(prompt_ids)
+        self.prompt_tokens = len(prompt_ids)
+        self.params = params
+        self.seed = seed
+        self.place = place
+        self.attempt = 0
+        self.produced: list[int] = []
+        self.finish = FinishReason.NONE
+        self.error: APIError | None = None
+        self.arrived = time.monotonic()
+        self.last_token_at = 0.0
+        self._taken = 0
+        self._gone = False
+        self._ended = False  # finished, failed or gone: nothing is waited for any more
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add_message(self) -> Add:
+        """The Add that starts this request, or resumes it after the tokens it has."""
+        return Add(
+            request=self.number,
+            prompt=self.prompt,
+            sampling=self.params,
+            seed=self.seed,
+            attempt=self.attempt,
+            produced=pack(self.produced) if self.produced else b"",
+        )
+
+    def deliver(self, first_index: int, tokens: list[int], finish: int) -> None:
+        """Append what is new of `tokens`, the first of which is the answer's token `first_index`.
+
+        Raises:
+            ValueError: there is a gap; tokens were lost.
+        """
+        known = len(self.produced) - first_index
+        if known < 0:
+            raise ValueError(
+                f"request {self.number}: tokens {len(self.produced)} to {first_index - 1} are missing"
+            )
+        self.produced.extend(tokens[known:] if known else tokens)
+        if finish:
+            self.finish = FinishReason(finish)
+            self._ended = True
+        self.wake()
+
+    def fail(self, error: APIError) -> None:
+        """End with an error, after what was delivered."""
+        self.error = error
+        self._ended = True
+        self.wake()
+
+    def client_gone(self) -> None:
+        """The consumer's next call raises `ClientGone`."""
+        self._gone = self._ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the consumer look again."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():  # the consumer may have been cancelled
+                waiter.set_result(None)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the consumer need not wait."""
+        return self._taken < len(self.produced) or self._ended
+
+    def news(self) -> asyncio.Future[None]:
+        """To be awaited where there is no news: done at the next `wake`."""
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
+
+    def take(self) -> list[int]:
+        """The tokens that came since the last call.
+
+        Raises:
+            ClientGone: nobody wants them.
+            APIError: the request failed; raised once its tokens were taken.
+        """
+        if self._gone:
+            raise ClientGone
+        if self._taken == len(self.produced) and self.error is not None:
+            raise self.error.with_traceback(None)  # one error may end many requests
+        tokens = self.produced[self._taken :]
+        self._taken += len(tokens)
+        return tokens

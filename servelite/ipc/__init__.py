@@ -1,0 +1,1 @@
+"""The contract between the processes: message structs, sockets, the progress page, request states."""

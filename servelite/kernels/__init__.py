@@ -1,0 +1,1 @@
+"""The arithmetic the layers stand on: the KV layout, the batch as attention sees it, the dispatch table."""

@@ -1,0 +1,1 @@
+"""Starts, watches and drains the processes of one replica."""

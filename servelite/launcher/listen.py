@@ -1,0 +1,43 @@
+"""The listening socket, opened once by the launcher and inherited by every front end."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from servelite.ipc.process import ExitCode
+from servelite.launcher.errors import LaunchError
+
+BACKLOG: Final = 2048
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """A listening TCP socket on `host` (a name, IPv4 or IPv6 address) and `port` (0: a free one).
+
+    Raises:
+        LaunchError: the address is unknown, in use or not allowed.
+    """
+    sock: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        reason = error.strerror or str(error)
+        raise LaunchError(
+            f"cannot listen on {host}:{port}: {reason}; choose another --port or --host", ExitCode.SETTING
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """The address to give a client on this machine."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,47 @@
+"""Signals as bytes on a socket, for a selector: nothing happens inside a handler."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import FrameType
+from typing import Any, Final
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalPipe:
+    """While open, ending signals make `fileno` readable instead of ending the process. Main thread only."""
+
+    def __enter__(self) -> SignalPipe:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._handlers: dict[int, Any] = {}
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                self._handlers[number] = signal.signal(number, _note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """For the selector."""
+        return self._reader.fileno()
+
+    def read(self) -> list[int]:
+        """The ending signals that came since the last call."""
+        try:
+            return [number for number in self._reader.recv(256) if number in ENDING]
+        except BlockingIOError:
+            return []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """The signal's number is on its way through the wakeup descriptor already."""

@@ -1,0 +1,53 @@
+"""What it takes to start the processes: the model found, then an engine, then front ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+
+from servelite.config import Settings
+from servelite.ipc.messages import Boot
+from servelite.ipc.process import ExitCode
+from servelite.ipc.progress import ProgressPage
+from servelite.ipc.sockets import engine_address
+from servelite.launcher.child import Child
+from servelite.launcher.errors import LaunchError
+from servelite.loader.resolve import ModelNotFound, resolve_model
+
+
+def find_model(settings: Settings) -> Settings:
+    """The settings with the model's path for its name, so that no child has to look for it again.
+
+    Raises:
+        LaunchError: there is no such model.
+    """
+    try:
+        path = resolve_model(settings.model)
+    except ModelNotFound as error:
+        raise LaunchError(str(error), ExitCode.MODEL) from None
+    names = settings.served_model_name or (settings.model,)
+    return dataclasses.replace(settings, model=str(path), served_model_name=names)
+
+
+def engine_boot(settings: Settings, folder: str, page: ProgressPage, epoch: int = 0) -> Boot:
+    """What the engine of life `epoch` is told."""
+    address = engine_address(folder, 0, epoch)
+    return Boot(settings.to_dict(), index=0, epoch=epoch, engine_address=address, progress_fd=page.fd)
+
+
+def start_engine(boot: Boot) -> Child:
+    """The engine process of `boot`."""
+    return Child.start("engine", "servelite.engine", boot, (boot.progress_fd,))
+
+
+def start_front_end(index: int, engine: Boot, listener: socket.socket) -> Child:
+    """Front end `index`, for the engine that was started with the boot message `engine`."""
+    boot = Boot(
+        engine.settings,
+        index=index,
+        epoch=engine.epoch,
+        engine_address=engine.engine_address,
+        progress_fd=engine.progress_fd,
+        listen_fd=listener.fileno(),
+    )
+    return Child.start(f"front end {index}", "servelite.frontend", boot, (boot.progress_fd, boot.listen_fd))

@@ -1,0 +1,1 @@
+"""From a name to a model with its weights. This file and `resolve.py` import no torch."""

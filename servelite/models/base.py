@@ -1,0 +1,44 @@
+"""What every model offers the loader and the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from servelite.kernels.kv_layout import KVGroupSpec
+from servelite.layers.embedding import HeadNeed, HeadOutput
+from servelite.layers.step_context import StepContext
+from servelite.layers.weights import WeightSlot
+
+
+class ConfigError(ValueError):
+    """A model's config asks for what its class cannot do; the text names the field and the value."""
+
+
+class CausalModel(Protocol):
+    """A decoder-only language model."""
+
+    vocab_size: int
+    kv_groups: tuple[KVGroupSpec, ...]
+
+    def weights(self) -> Iterator[WeightSlot]:
+        """Every tensor the checkpoint must hold, and where it goes."""
+        ...
+
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint may hold a tensor of this name that the model has no use for."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [tokens] -> float32 [tokens, hidden_size]."""
+        ...
+
+    def forward(self, hidden: Tensor, ctx: StepContext) -> Tensor:
+        """[tokens, hidden_size] -> the same, after all layers and the last norm; fills the KV cache."""
+        ...
+
+    def head(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:
+        """[rows, hidden_size] of `forward`'s rows whose next token is wanted."""
+        ...

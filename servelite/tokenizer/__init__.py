@@ -1,0 +1,1 @@
+"""Text and tokens: model metadata, tokenizers, chat templates, incremental detokenizing. No torch."""

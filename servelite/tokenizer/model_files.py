@@ -1,0 +1,310 @@
+"""What a model's files say about it, in one shape whatever their format.
+
+A model is a GGUF file or a Hugging Face folder. Either way its configuration comes out in the naming
+of Hugging Face's `config.json`; weights and vocabularies are not touched here, so this is quick and
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from servelite.tokenizer.gguf import GGUFFile, ModelFileError, read_gguf
+
+__all__ = ["GGUF_CLASSES", "ModelFileError", "ModelFiles", "open_model_files"]
+
+GGUF_CLASSES: Final = {"llama": "LlamaForCausalLM"}
+"""GGUF architectures whose metadata is fully translated. Any other keeps its GGUF name as
+`ModelFiles.architecture`, for the model registry to refuse by."""
+
+# GGUF key below "<architecture>." -> config.json key.
+_GGUF_KEYS: Final = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "context_length": "max_position_embeddings",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+_GGUF_NEEDED: Final = (
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "context_length",
+)
+_GGUF_EOS_KEYS: Final = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
+_LENGTH_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's metadata; `config` and `generation_config` are in Hugging Face's naming."""
+
+    path: Path
+    format: str  # "gguf" or "hf"
+    config: dict[str, Any]
+    chat_template: str | None
+    eos_token_ids: tuple[int, ...]  # every ID that ends an answer, ascending
+    max_model_len: int  # tokens
+    architecture: str  # Hugging Face's class name, or GGUF's own name where it has none here
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)  # empty for GGUF
+    gguf: GGUFFile | None = None
+
+
+def open_model_files(path: str | os.PathLike[str]) -> ModelFiles:
+    """Read the metadata of a GGUF file or of a Hugging Face folder.
+
+    Raises:
+        ModelFileError: nothing is there, it is neither, or it is damaged or incomplete.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise ModelFileError(path, "no such file or folder")
+    return _open_gguf(path)
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+def _open_gguf(path: Path) -> ModelFiles:
+    gguf = read_gguf(path)
+    architecture = gguf.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelFileError(path, "metadata key 'general.architecture' is absent or no string")
+    config = _config_from_gguf(gguf, architecture)
+    template = gguf.metadata.get("tokenizer.chat_template")
+    eos = {_gguf_id(gguf, key) for key in _GGUF_EOS_KEYS if key in gguf.metadata}
+    return ModelFiles(
+        path=path,
+        format="gguf",
+        config=config,
+        chat_template=template if isinstance(template, str) else None,
+        eos_token_ids=tuple(sorted(eos)),
+        max_model_len=config["max_position_embeddings"],
+        architecture=config["architectures"][0],
+        gguf=gguf,
+    )
+
+
+def _gguf_id(gguf: GGUFFile, key: str) -> int:
+    value = gguf.metadata[key]
+    if type(value) is not int or value < 0:
+        raise ModelFileError(gguf.path, f"metadata key {key!r} is {value!r}, no token ID")
+    return value
+
+
+def _gguf_number(gguf: GGUFFile, key: str, *, real: bool) -> Any:
+    """A positive number, or a list of counts where a family's layers differ."""
+    value = gguf.metadata[key]
+    values = value if isinstance(value, list) and value and not real else [value]
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, (int, float) if real else int) or not one > 0:
+            raise ModelFileError(gguf.path, f"metadata key {key!r} is {value!r}, no positive number")
+    return value
+
+
+def _config_from_gguf(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
+    """The metadata of `gguf` as a config.json; for `llama` complete, for others what is common."""
+    metadata, tensors = gguf.metadata, gguf.tensors
+    for key in _GGUF_NEEDED:
+        if f"{architecture}.{key}" not in metadata:
+            raise ModelFileError(gguf.path, f"metadata key '{architecture}.{key}' is absent")
+    config: dict[str, Any] = {
+        "architectures": [GGUF_CLASSES.get(architecture, architecture)],
+        "model_type": architecture,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+    }
+    for key, name in _GGUF_KEYS.items():
+        full = f"{architecture}.{key}"
+        if full in metadata and (metadata[full] != 0 or key in _GGUF_NEEDED):
+            config[name] = _gguf_number(gguf, full, real=name in ("rms_norm_eps", "rope_theta"))
+    # In the file the epsilon is a float32; the model was made with the short decimal next to it.
+    config["rms_norm_eps"] = float(f"{config['rms_norm_eps']:.6g}")
+    heads = config["num_attention_heads"]
+    config.setdefault("num_key_value_heads", heads)
+    if "head_dim" not in config:
+        rotary = metadata.get(f"{architecture}.rope.dimension_count")
+        config["head_dim"] = rotary or config["hidden_size"] // (
+            heads if isinstance(heads, int) else heads[0]
+        )
+    if config.get("num_local_experts") and architecture == "llama":
+        config["architectures"] = ["MixtralForCausalLM"]
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFileError(gguf.path, "tensor 'token_embd.weight' is absent or no matrix")
+    config["vocab_size"] = embedding.shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    config["rope_scaling"] = _rope_scaling_from_gguf(gguf, architecture)
+    for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
+        config[name] = metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return config
+
+
+def _rope_scaling_from_gguf(gguf: GGUFFile, architecture: str) -> dict[str, Any] | None:
+    """RoPE scaling, None for none. GGUF's factors by frequency (Llama 3.1) lie in a tensor and have a
+    type of their own, so that a model that does not read the tensor refuses instead of ignoring it."""
+    if "rope_freqs.weight" in gguf.tensors:
+        return {"rope_type": "gguf_frequency_factors", "tensor": "rope_freqs.weight"}
+    kind = gguf.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    prefix = f"{architecture}.rope.scaling."
+    return {"rope_type": kind} | {
+        k[len(prefix) :]: v for k, v in gguf.metadata.items() if k.startswith(prefix)
+    }
+
+
+# ---------------------------------------------------------------- Hugging Face folders
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerJson(msgspec.Struct):
+    """The only part of tokenizer.json read here; the vocabulary is skipped over, not built."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def _open_folder(path: Path) -> ModelFiles:
+    config = _read_json(path / "config.json")
+    if config is None:
+        raise ModelFileError(path, "no config.json in this folder, and it is no GGUF file")
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelFileError(path / "config.json", "'architectures' is absent or empty")
+    config = _complete(config)
+    length = next((config[key] for key in _LENGTH_KEYS if config.get(key)), None)
+    if not isinstance(length, int) or length <= 0:
+        raise ModelFileError(path / "config.json", f"none of {', '.join(_LENGTH_KEYS)} is a positive integer")
+    generation_config = _read_json(path / "generation_config.json") or {}
+    tokenizer_config = _read_json(path / "tokenizer_config.json") or {}
+    eos = _ids(path / "config.json", config.get("eos_token_id"))
+    eos |= _ids(path / "generation_config.json", generation_config.get("eos_token_id"))
+    eos |= _tokenizer_eos(path, tokenizer_config)
+    return ModelFiles(
+        path=path,
+        format="hf",
+        config=config,
+        generation_config=generation_config,
+        tokenizer_config=tokenizer_config,
+        chat_template=_folder_template(path, tokenizer_config),
+        eos_token_ids=tuple(sorted(eos)),
+        max_model_len=length,
+        architecture=architectures[0],
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no file."""
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read ({error.strerror})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelFileError(path, f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(path, "not a JSON object")
+    return value
+
+
+def _complete(config: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what writers of config.json leave out, by transformers' own rules.
+
+    transformers 5 writes RoPE settings as `rope_parameters`; they come out under the older names too.
+    """
+    config = dict(config)
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if isinstance(heads, int) and heads > 0:
+        if config.get("num_key_value_heads") is None:
+            config["num_key_value_heads"] = heads
+        if config.get("head_dim") is None and isinstance(hidden, int):
+            config["head_dim"] = hidden // heads
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        config.setdefault("rope_theta", rope["rope_theta"])
+        if rope.get("rope_type", "default") != "default":
+            config.setdefault("rope_scaling", rope)
+    config.setdefault("rope_theta", 10000.0)
+    config.setdefault("rope_scaling", None)
+    config.setdefault("tie_word_embeddings", str(config.get("model_type", "")).startswith("gemma"))
+    return config
+
+
+def _ids(path: Path, value: Any) -> set[int]:
+    """`eos_token_id` as a set: absent, one ID or a list of them."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    for one in values:
+        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
+            raise ModelFileError(path, f"'eos_token_id' is {value!r}")
+    return set(values)
+
+
+def token_text(value: Any) -> str:
+    """A token of tokenizer_config.json as text: a string, an object with `content`, or absent ("")."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _tokenizer_eos(path: Path, tokenizer_config: dict[str, Any]) -> set[int]:
+    """The ID of the tokenizer's `eos_token`; empty where it names none."""
+    text = token_text(tokenizer_config.get("eos_token"))
+    if not text:
+        return set()
+    for number, token in (tokenizer_config.get("added_tokens_decoder") or {}).items():
+        if token_text(token) == text and number.isdigit():
+            return {int(number)}
+    file = path / "tokenizer.json"
+    try:
+        added = msgspec.json.decode(file.read_bytes(), type=_TokenizerJson).added_tokens
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise ModelFileError(file, f"cannot be read ({error.strerror})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelFileError(file, f"damaged ({error})") from None
+    return {token.id for token in added if token.content == text}
+
+
+def _folder_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """The chat template: chat_template.jinja first, then chat_template.json, then the tokenizer's."""
+    try:
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(path / "chat_template.jinja", f"cannot be read ({error})") from None
+    own = _read_json(path / "chat_template.json") or {}
+    value = own.get("chat_template") or tokenizer_config.get("chat_template")
+    if isinstance(value, list):  # several named ones; "default" is the one for chat
+        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

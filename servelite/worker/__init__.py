@@ -1,0 +1,1 @@
+"""What one rank runs: the model runner, its resident request table, the sampler, the KV pool's size."""

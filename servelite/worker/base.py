@@ -1,0 +1,55 @@
+"""The interface of a model runner, real or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from servelite.ipc.messages import KVGroup, Plan, StepResult
+
+
+@dataclass(frozen=True)
+class RunnerFacts:
+    """What a runner found when it was made; it sizes the scheduler and goes into `Ready`."""
+
+    num_blocks: int  # in the KV pool
+    block_size: int  # tokens
+    max_model_len: int  # tokens
+    vocab_size: int
+    kv_groups: tuple[KVGroup, ...]
+    dtype: str  # "float32"
+    device: str  # "cpu", "none" (simulated)
+    ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
+
+
+class ModelRunner(Protocol):
+    """Runs one step in two calls, so that masks can be made while the forward pass runs.
+
+    Calls come in pairs (forward, then sample for the same plan), from one thread, steps
+    consecutive. A runner holds derived state only: what it knows of a request came in
+    `Plan.new_rows`, and a fresh runner is empty.
+    """
+
+    @property
+    def facts(self) -> RunnerFacts: ...
+
+    def forward(self, plan: Plan) -> None:
+        """Compute the plan's tokens and keep what `sample` needs.
+
+        Raises:
+            StepGapError: `plan.step` does not follow the last one.
+        """
+        ...
+
+    def sample(self, plan: Plan, masks: bytes | None) -> StepResult:
+        """Draw a token for each row with logits; the token also lands in the resident table.
+
+        Args:
+            masks: [rows with logits, ceil(vocab / 32)] little-endian uint32 bit masks, 1 allows;
+                None where the plan needs none.
+        """
+        ...
+
+
+class StepGapError(RuntimeError):
+    """A worker was given a step that does not follow the one before: ranks would diverge."""

@@ -1,0 +1,112 @@
+"""How many KV blocks there are, and how long a request may then be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from servelite.config import SettingError, Settings
+
+_log = logging.getLogger(__name__)
+
+_MOST_BYTES = 4 << 30
+_SHARE = 0.4
+_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """What the KV manager gets to work with."""
+
+    num_blocks: int
+    max_model_len: int  # tokens; one request of this length fits the pool
+
+
+def size_pool(settings: Settings, model_len: int, block_bytes: int, available: int) -> PoolSize:
+    """
+    Args:
+        model_len: the longest sequence the model can take, in tokens.
+        block_bytes: of one block, all layers.
+        available: bytes of memory that are free to use.
+
+    Raises:
+        SettingError: the length asked for is above the model's or does not fit; the text has the numbers.
+    """
+    if settings.max_model_len > model_len:
+        raise SettingError(
+            f"--max-model-len is {settings.max_model_len}, above the model's own length {model_len}"
+        )
+    length = settings.max_model_len or model_len
+    size = settings.block_size
+    blocks_per_request = -(-length // size)
+    blocks = settings.num_gpu_blocks_override
+    if not blocks:
+        wanted = settings.kv_cache_memory_bytes or min(_MOST_BYTES, int(available * _SHARE))
+        blocks = wanted // block_bytes
+    blocks = min(blocks, settings.max_num_seqs * blocks_per_request)
+    if blocks >= blocks_per_request:
+        return PoolSize(blocks, length)
+    if settings.max_model_len or not blocks:
+        raise SettingError(
+            f"a request of {length} tokens needs {blocks_per_request} KV blocks "
+            f"({blocks_per_request * block_bytes} bytes), the pool holds {blocks}: lower --max-model-len "
+            "or raise --kv-cache-memory-bytes (--num-gpu-blocks-override where that is given)"
+        )
+    _log.warning(
+        "max_model_len lowered from %d to %d: the KV pool holds %d blocks of %d tokens",
+        length, blocks * size, blocks, size,
+    )  # fmt: skip
+    return PoolSize(blocks, blocks * size)
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes this process may still use: what the machine has available, within its cgroup's limit.
+
+    A cgroup's page cache that can be dropped (`inactive_file`) counts as available. `root` stands
+    for the file system's root.
+    """
+    numbers = (root / "proc/meminfo").read_text()
+    machine = next(
+        int(line.split()[1]) * 1024 for line in numbers.splitlines() if line.startswith("MemAvailable:")
+    )
+    return min([machine, *_cgroup_free(root)])
+
+
+def _cgroup_free(root: Path) -> list[int]:
+    """What is left in each memory cgroup the process is in, from its own up to the root's."""
+    free = []
+    for folder, limit_file, usage_file, cache_key in _cgroup_folders(root):
+        try:
+            limit = int((folder / limit_file).read_text())
+            usage = int((folder / usage_file).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no limit here: the file is not there, or says "max"
+            continue
+        if limit < _UNLIMITED:
+            free.append(max(0, limit - usage + int(stat.get(cache_key, 0))))
+    return free
+
+
+def _cgroup_folders(root: Path) -> list[tuple[Path, str, str, str]]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            base = root / "sys/fs/cgroup"
+            files = ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / "sys/fs/cgroup/memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        # In a container the path is often the host's and the mount shows our own cgroup at its top:
+        # folders that are not there are passed over, the top is always asked.
+        parts = Path(path.lstrip("/"))
+        for folder in (base / parts, *(base / above for above in parts.parents)):
+            found.append((folder, *files))
+    return found

@@ -1,0 +1,49 @@
+"""What every test runs under: thread settings, a clean environment, skips and leftovers policed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+# Before torch is imported by anything: two threads that do not spin, as the servers' children have.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+import hypothesis
+import pytest
+
+from tests import leftovers, skips
+
+# Settings are read from SERVELITE_*: a developer's own must not reach the tests.
+_KEPT = {"SERVELITE_CACHE", skips.VARIABLE}
+for name in [name for name in os.environ if name.startswith("SERVELITE_") and name not in _KEPT]:
+    del os.environ[name]
+
+hypothesis.settings.register_profile("local", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+TEST_ALL = os.environ.get(skips.VARIABLE, "") not in ("", "0")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    root = Path(os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()))
+    run = leftovers.Run(root)
+    run.enter()
+    config.pluginmanager.register(leftovers.LeftoverCheck(run), "servelite-leftovers")
+    if TEST_ALL:
+        allowed = skips.read_allowed(Path(__file__).with_name("allowed_skips.txt"))
+        config.pluginmanager.register(skips.SkipPolice(allowed), "servelite-skips")
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's GGUF file, from the user's cache or fetched into it."""
+    from servelite.loader.demo import demo_model_path
+    from servelite.loader.resolve import ModelNotFound
+
+    try:
+        return demo_model_path()
+    except ModelNotFound as error:
+        pytest.skip(f"the demo model cannot be had: {error}")

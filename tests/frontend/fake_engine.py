@@ -1,0 +1,126 @@
+"""An engine that does what a test says: the contract's other end, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servelite.config import Settings
+from servelite.frontend.service import Service
+from servelite.ipc.messages import (
+    CONTRACT_VERSION,
+    FLAG,
+    NUMBER,
+    Abort,
+    Add,
+    FinishReason,
+    Hello,
+    Load,
+    Outputs,
+    Ready,
+    ToEngine,
+    pack,
+    unpack,
+)
+from servelite.ipc.sockets import EngineSocket, decode_to_engine, encode
+from servelite.tokenizer.model_files import ModelFiles, open_model_files
+from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+EPOCH = 3
+NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
+
+
+class FakeEngine:
+    """Bound to `address`. Waits poll, since the socket is the engine loop's blocking one."""
+
+    def __init__(self, address: str) -> None:
+        self._sock = EngineSocket(address)
+        self._peer = b""
+        self.steps = 0
+
+    async def receive(self) -> ToEngine:
+        """The next message from the front end."""
+        while (got := self._sock.recv()) is None:
+            await asyncio.sleep(0.001)
+        self._peer = got[0]
+        return decode_to_engine(got[1])
+
+    async def receive_add(self) -> Add:
+        message = await self.receive()
+        assert isinstance(message, Add), message
+        return message
+
+    async def receive_abort(self) -> list[int]:
+        message = await self.receive()
+        assert isinstance(message, Abort), message
+        return unpack(message.requests, NUMBER).tolist()
+
+    async def nothing_comes(self, seconds: float = 0.05) -> bool:
+        await asyncio.sleep(seconds)
+        return self._sock.recv() is None
+
+    async def greet(self, *, max_model_len: int = 512, contract: int = CONTRACT_VERSION) -> None:
+        """Take the Hello and answer Ready."""
+        assert isinstance(await self.receive(), Hello)
+        self.send(Ready(0, EPOCH, contract, 100, 16, max_model_len, 4, 64, 49152, "float32", "none", "fake"))
+
+    def send(self, message: Ready | Outputs) -> None:
+        self._sock.send(self._peer, encode(message))
+
+    def step(self, *rows: tuple[int, int, list[int], FinishReason], epoch: int = EPOCH, **more: Any) -> None:
+        """One step's outputs: (request, first index, tokens, finish) a row."""
+        self.steps += 1
+        self.send(
+            Outputs(
+                0,
+                epoch,
+                self.steps,
+                Load(running=len(rows), free_blocks=90, steps=self.steps),
+                requests=pack([row[0] for row in rows], NUMBER),
+                first_index=pack([row[1] for row in rows]),
+                counts=pack([len(row[2]) for row in rows]),
+                finish=pack([row[3] for row in rows], FLAG),
+                tokens=pack([token for row in rows for token in row[2]]),
+                **more,
+            )
+        )
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@functools.cache
+def opened(model: Path) -> tuple[ModelFiles, Tokenizer]:
+    """A model's files and tokenizer, opened once for all tests: neither changes."""
+    files = open_model_files(model)
+    return files, load_tokenizer(files)
+
+
+@asynccontextmanager
+async def service_and_engine(
+    model: Path, folder: Path, *, greet: bool = True, **settings: Any
+) -> AsyncIterator[tuple[Service, FakeEngine]]:
+    """A service on a fake engine that has greeted it."""
+    address = f"ipc://{folder}/e.sock"
+    engine = FakeEngine(address)
+    service = Service(
+        Settings(executor="simulated", **settings), 0, np.zeros(64, np.int64), *opened(model), threads=1
+    )
+    reader = asyncio.create_task(service.engine.run(address, EPOCH))
+    try:
+        if greet:
+            await engine.greet()
+            await service.engine.ready()
+            service.lifecycle.serve()
+        yield service, engine
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        service.close()
+        engine.close()

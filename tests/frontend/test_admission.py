@@ -1,0 +1,46 @@
+"""The door: bounded over all front ends, places given back exactly once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from servelite.frontend.admission import Admission
+from servelite.frontend.errors import APIError
+
+
+def test_the_sum_over_front_ends_is_bounded() -> None:
+    slots = np.zeros(64, np.int64)
+    one, two = Admission(slots, 0, 2, 1), Admission(slots, 1, 2, 1)
+    places = [one.enter(), two.enter(), two.enter()]
+    assert slots[:2].tolist() == [1, 2]
+    for admission in (one, two):
+        with pytest.raises(APIError) as caught:
+            admission.enter()
+        assert (caught.value.status, caught.value.code) == (503, "queue_full")
+        assert 1 <= int(dict(caught.value.headers)["retry-after"]) <= 90
+    places[1].leave()
+    places[1].leave()
+    assert slots[:2].tolist() == [1, 1]
+    one.enter()
+
+
+def test_a_restarted_front_end_begins_at_zero() -> None:
+    slots = np.full(64, 7, np.int64)
+    assert Admission(slots, 3, 2, 1).accepted == 0
+    assert slots.sum() == 7 * 63
+
+
+def test_retry_after_follows_the_rate_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("servelite.frontend.admission.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("servelite.frontend.admission.random.uniform", lambda low, high: low)
+    admission = Admission(np.zeros(64, np.int64), 0, 1, 40)
+    for place in [admission.enter() for _ in range(10)]:
+        place.leave()
+        now[0] += 1.0  # one ends each second
+    for _ in range(41):
+        admission.enter()
+    with pytest.raises(APIError) as caught:
+        admission.enter()
+    assert dict(caught.value.headers)["retry-after"] == "20"  # 40 wait: half of them need 20 s

@@ -1,0 +1,60 @@
+"""The byte templates make valid JSON of OpenAI's shape, whatever the text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from servelite.frontend.chunks import StreamTemplate, Usage, whole_answer
+
+
+def template(chat: bool, include_usage: bool = False, model: str = 'a "model"') -> StreamTemplate:
+    return StreamTemplate(chat=chat, answer_id="id-1", created=5, model=model, include_usage=include_usage)
+
+
+def load(event: bytes) -> dict[str, Any]:
+    assert event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2
+    return json.loads(event[6:])
+
+
+@given(st.text(), st.text(), st.booleans(), st.booleans())
+def test_text_survives(text: str, model: str, chat: bool, include_usage: bool) -> None:
+    chunk = load(template(chat, include_usage, model).text(text))
+    choice = chunk["choices"][0]
+    assert (choice["delta"]["content"] if chat else choice["text"]) == text
+    assert chunk["model"] == model
+    assert ("usage" in chunk) == include_usage and chunk.get("usage") is None
+
+
+def test_chat_chunks_are_the_sdks() -> None:
+    made = template(True, include_usage=True)
+    for event in (made.first(), made.text("x"), made.finish("stop"), made.usage(Usage(3, 4))):
+        ChatCompletionChunk.model_validate(load(event), strict=True)
+    assert load(made.first())["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert load(made.finish("length"))["choices"][0]["finish_reason"] == "length"
+    last = load(made.usage(Usage(3, 4)))
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+
+def test_completion_chunks() -> None:
+    made = template(False)
+    assert made.first() == b""
+    assert load(made.finish("stop"))["choices"] == [
+        {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert load(made.text("x"))["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_whole_answers_are_the_sdks(chat: bool) -> None:
+    body = whole_answer(
+        chat=chat, answer_id="i", created=1, model="m", text="hé", finish_reason="stop", usage=Usage(1, 2)
+    )
+    (ChatCompletion if chat else Completion).model_validate(json.loads(body), strict=True)

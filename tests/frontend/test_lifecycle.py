@@ -1,0 +1,57 @@
+"""Loading, serving, draining, without an engine: who may come in, and when the last one has left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from servelite.frontend.errors import APIError
+from servelite.frontend.lifecycle import Lifecycle
+
+
+def refusal(lifecycle: Lifecycle) -> str | None:
+    try:
+        lifecycle.check()
+    except APIError as error:
+        assert error.status == 503
+        return error.code
+    return None
+
+
+def test_who_may_come_in() -> None:
+    lifecycle = Lifecycle()
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, "engine_not_ready")
+    lifecycle.serve()
+    assert (lifecycle.ready, refusal(lifecycle)) == (True, None)
+    lifecycle.retire()  # balancers are told first, requests are still taken
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, None)
+    lifecycle.refuse()
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, "server_shutting_down")
+    lifecycle.lose_engine("x")
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, "engine_dead")
+
+
+async def test_idle_is_when_the_last_answer_has_left() -> None:
+    lifecycle = Lifecycle()
+    await asyncio.wait_for(lifecycle.idle(), 1)
+    with pytest.raises(ZeroDivisionError), lifecycle.answering(), lifecycle.answering():
+        waiter = asyncio.create_task(lifecycle.idle())
+        await asyncio.sleep(0)
+        assert not waiter.done() and lifecycle.answers == 2
+        raise ZeroDivisionError
+    await asyncio.wait_for(waiter, 1)
+
+
+def test_a_refusal_that_is_raised_often_holds_no_frames() -> None:
+    lifecycle = Lifecycle()
+    depths = []
+    for _ in range(3):
+        try:
+            lifecycle.check()
+        except APIError as error:
+            trace, depth = error.__traceback__, 0
+            while trace is not None:
+                trace, depth = trace.tb_next, depth + 1
+            depths.append(depth)
+    assert len(set(depths)) == 1

@@ -1,0 +1,238 @@
+"""Request bodies: what is taken, what is refused, and that the refusal names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servelite.frontend.errors import APIError
+from servelite.frontend.fields import field_table
+from servelite.frontend.protocol import CHAT_FIELDS, COMPLETION_FIELDS, read_chat, read_completion
+from servelite.frontend.sampling import Sampling
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": MESSAGES} | fields
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "prompt": "hi"} | fields
+
+
+def refusal(body: Any, read: Any = read_chat) -> APIError:
+    with pytest.raises(APIError) as caught:
+        read(body)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_defaults_are_openais() -> None:
+    request = read_chat(chat())
+    assert request.sampling == Sampling(1.0, 1.0, 0, None, (), False, None)
+    assert not request.stream and not request.include_usage
+    assert read_completion(completion()).sampling.max_tokens == 16
+
+
+def test_null_means_absent_in_every_field() -> None:
+    required = {"model", "messages", "prompt"}
+    nulls = {f.name: None for f in CHAT_FIELDS if f.name not in required}
+    assert read_chat(chat(**nulls)) == read_chat(chat())
+    nulls = {f.name: None for f in COMPLETION_FIELDS if f.name not in required | {"max_tokens"}}
+    assert read_completion(completion(**nulls)) == read_completion(completion())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"top_k": -2}, "top_k"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a" * 1025]}, "stop[0]"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"logit_bias": {"50": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"model": None}, "model"),
+        ({"model": 1}, "model"),
+        ({"ignore_eos": "no"}, "ignore_eos"),
+        ({"surprise": 1}, "surprise"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [*MESSAGES, {"role": "user", "content": ["x"]}]}, "messages[1].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+        ),
+    ],
+)
+def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
+    error = refusal(chat(**fields))
+    assert error.param == param
+    assert param in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"messages": MESSAGES}, "messages"),
+    ],
+)
+def test_a_bad_completion_field_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refusal(completion(**fields), read_completion).param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ("", "")],
+)
+def test_prompts(prompt: Any, read: Any) -> None:
+    assert read_completion(completion(prompt=prompt)).prompt == read
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"safety_identifier": "x", "prompt_cache_key": "y"},
+        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"},
+        {"n": 1, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}},
+    ],
+)
+def test_what_asks_nothing_changes_nothing(fields: dict[str, Any]) -> None:
+    assert read_chat(chat(**fields)) == read_chat(chat())
+
+
+def test_messages_are_read() -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "tool_calls": None,
+        },
+        {"role": "user", "content": "", "name": "bob"},
+    ]
+    assert read_chat(chat(messages=messages)).messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "", "name": "bob"},
+    ]
+
+
+def test_max_tokens_has_two_names() -> None:
+    for fields in (
+        {"max_tokens": 7},
+        {"max_completion_tokens": 7},
+        {"max_tokens": 7, "max_completion_tokens": 7},
+    ):
+        assert read_chat(chat(**fields)).sampling.max_tokens == 7
+
+
+def test_the_body_must_be_an_object() -> None:
+    for body in ([], "x", 1, None, True):
+        assert "object" in refusal(body).message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.sampled_from(CHAT_FIELDS), JSON)
+def test_whatever_a_field_holds_it_is_read_or_refused(field: Any, value: Any) -> None:
+    """Nothing a client sends raises anything but a 400 that names a field."""
+    try:
+        read_chat(chat(**{field.name: value}))
+    except APIError as error:
+        assert error.status == 400
+        assert error.param is not None and error.param.startswith(field.name)
+
+
+@given(st.dictionaries(st.text(max_size=10), JSON, max_size=3))
+def test_unknown_fields_are_named(fields: dict[str, Any]) -> None:
+    known = {f.name for f in CHAT_FIELDS}
+    unknown = {k: v for k, v in fields.items() if k not in known}
+    if unknown:
+        assert refusal(chat(**unknown)).param in unknown
+
+
+def test_every_field_says_what_it_means() -> None:
+    for fields in (CHAT_FIELDS, COMPLETION_FIELDS):
+        assert len({f.name for f in fields}) == len(fields)
+        assert all(f.meaning and f.type.describe() for f in fields)
+        assert field_table(fields).count("\n") == len(fields) + 2
+
+
+def test_seeds_have_64_bits() -> None:
+    assert Sampling(seed=-1).seed_bits() == (1 << 64) - 1
+    assert Sampling(seed=5).seed_bits() == 5
+    drawn = {Sampling().seed_bits() for _ in range(20)}
+    assert len(drawn) == 20 and all(0 <= seed < 1 << 64 for seed in drawn)
+
+
+def test_params_for_the_engine() -> None:
+    params = Sampling(temperature=0.5, top_p=0.9, top_k=-1).params(7, (2, 3))
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.5, 0.9, 0)
+    assert params.stop_token_ids == (2, 3)
+    assert Sampling(ignore_eos=True).params(7, (2,)).stop_token_ids == ()

@@ -1,0 +1,218 @@
+"""How a server ends: signals, deaths, and that nothing is left (the leftovers plugin looks, too)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from servelite.ipc.process import ExitCode
+from tests.http.server import Server, end, running_server, start_server, wait_ready
+
+FLAGS = ("--executor", "simulated", "--simulated-step-ms", "50")
+
+
+@pytest.fixture
+def server(tmp_path: Path, demo_model: Path) -> Iterator[Server]:
+    with running_server(
+        tmp_path, *FLAGS, "--drain-timeout", "20", "--runtime-dir", str(tmp_path / "r")
+    ) as made:
+        yield made
+
+
+@contextmanager
+def open_stream(server: Server, tokens: int) -> Iterator[HTTPResponse]:
+    """A stream that has begun."""
+    body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    connection = server.connect()
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.readline().startswith(b"data: ")
+        yield answer
+    finally:
+        connection.close()
+
+
+def gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}/cmdline").exists() and _cmdline(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie that nobody has reaped
+    except OSError:
+        return b""
+
+
+def nothing_left(server: Server, folder: Path) -> bool:
+    with socket.socket() as sock:
+        refused = sock.connect_ex(("127.0.0.1", server.port)) != 0
+    return refused and not (folder / "r").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_an_idle_server(server: Server, tmp_path: Path, number: int) -> None:
+    children = server.children()
+    assert len(children) == 2 and any((tmp_path / "r").iterdir())
+    started = time.monotonic()
+    server.signal(number)
+    assert server.wait() == ExitCode.OK
+    assert time.monotonic() - started < 3
+    assert gone(children, 0.5) and nothing_left(server, tmp_path)
+    assert server.errors() == ""
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group(tmp_path: Path, demo_model: Path) -> None:
+    """The children leave the decision to the launcher: an open stream still ends well."""
+    with running_server(tmp_path, *FLAGS) as server, open_stream(server, 10) as stream:
+        for pid in (*server.children(), server.process.pid):
+            os.kill(pid, signal.SIGINT)
+        assert b"[DONE]" in stream.read()
+        assert server.wait() == ExitCode.OK
+
+
+def test_answers_in_flight_finish(server: Server) -> None:
+    with open_stream(server, 20) as stream:
+        server.signal(signal.SIGTERM)
+        time.sleep(0.2)
+        status, refused = server.post("/v1/completions", {"model": "demo", "prompt": "x"})
+        assert (status, refused["error"]["code"]) == (503, "server_shutting_down")
+        assert server.get("/health/ready")[0] == 503 and server.get("/health/live")[0] == 200
+        events = stream.read()
+        assert b'"finish_reason":"length"' in events and events.endswith(b"data: [DONE]\n\n")
+    assert server.wait() == ExitCode.OK
+
+
+def test_what_is_left_at_the_time_out_gets_an_error(tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *FLAGS, "--drain-timeout", "0.5") as server:
+        with open_stream(server, 1000) as stream:
+            server.signal(signal.SIGTERM)
+            events = stream.read()
+        assert b'"code":"server_shutting_down"' in events and b"[DONE]" not in events
+        assert server.wait() == ExitCode.OK
+
+
+def test_a_second_signal_ends_it_at_once(server: Server, tmp_path: Path) -> None:
+    children = server.children()
+    with open_stream(server, 1000):
+        server.signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        started = time.monotonic()
+        server.signal(signal.SIGINT)
+        assert server.wait() == ExitCode.OK
+        assert time.monotonic() - started < 1
+    assert gone(children, 0.5) and nothing_left(server, tmp_path)
+
+
+def test_a_signal_while_it_starts(tmp_path: Path, demo_model: Path) -> None:
+    server = start_server(tmp_path, *FLAGS, "--runtime-dir", str(tmp_path / "r"))
+    try:
+        deadline = time.monotonic() + 20
+        while len(server.children()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        children = server.children()
+        server.signal(signal.SIGINT)
+        assert server.wait(10) == ExitCode.OK
+        assert gone(children, 0.5) and not (tmp_path / "r").exists()
+    finally:
+        end(server)
+
+
+def test_a_killed_engine_ends_everything(server: Server, tmp_path: Path) -> None:
+    with open_stream(server, 1000) as stream:
+        os.kill(server.child("servelite.engine"), signal.SIGKILL)
+        events = stream.read()
+    assert b'"code":"engine_dead"' in events and b"SIGKILL" in events
+    assert server.wait() == ExitCode.CHILD_DIED
+    assert server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL)"
+    assert nothing_left(server, tmp_path)
+
+
+def test_a_killed_front_end_ends_everything(server: Server, tmp_path: Path) -> None:
+    os.kill(server.child("servelite.frontend"), signal.SIGKILL)
+    assert server.wait() == ExitCode.CHILD_DIED
+    assert (
+        server.errors().splitlines()[-1].startswith("servelite: the front end 0 failed: killed by signal 9")
+    )
+    assert nothing_left(server, tmp_path)
+
+
+def test_children_do_not_outlive_the_launcher(server: Server, tmp_path: Path) -> None:
+    children = server.children()
+    server.signal(signal.SIGKILL)
+    server.wait()
+    assert gone(children, 2)
+    shutil.rmtree(tmp_path / "r")  # nobody was left to remove it
+
+
+def test_a_port_in_use(server: Server, tmp_path: Path) -> None:
+    second = start_server(tmp_path, "--executor", "simulated", "--port", str(server.port))
+    try:
+        assert second.wait(20) == ExitCode.SETTING
+        (line,) = second.errors().splitlines()
+        assert str(server.port) in line and "in use" in line
+    finally:
+        end(second)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    server = start_server(tmp_path, model=str(tmp_path / "none.gguf"))
+    try:
+        assert server.wait(20) == ExitCode.MODEL
+        (line,) = server.errors().splitlines()
+        assert "none.gguf" in line
+    finally:
+        end(server)
+
+
+def test_a_damaged_model(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF\x03\0\0\0 and then nonsense" * 10)
+    server = start_server(tmp_path, "--executor", "simulated", model=str(tmp_path / "bad.gguf"))
+    try:
+        assert server.wait(30) == ExitCode.MODEL
+        last = server.errors().splitlines()[-1]
+        assert "bad.gguf" in last and "Traceback" not in server.errors()
+    finally:
+        end(server)
+
+
+def test_a_setting_that_cannot_be(tmp_path: Path) -> None:
+    server = start_server(tmp_path, "--max-num-seqs", "0")
+    try:
+        assert server.wait(20) == ExitCode.SETTING
+        (line,) = server.errors().splitlines()
+        assert "--max-num-seqs" in line
+    finally:
+        end(server)
+
+
+def test_two_servers_share_a_runtime_folder(server: Server, tmp_path: Path) -> None:
+    second = start_server(tmp_path, *FLAGS, "--runtime-dir", str(tmp_path / "r"))
+    try:
+        wait_ready(second)
+        assert len(list((tmp_path / "r").iterdir())) == 2
+        end(second)
+        assert second.wait() == ExitCode.OK
+        assert len(list((tmp_path / "r").iterdir())) == 1
+        body = {"model": "demo", "prompt": "x", "max_tokens": 1}
+        assert server.post("/v1/completions", body)[0] == 200
+    finally:
+        end(second)

@@ -1,0 +1,75 @@
+"""Settings: flags, environment, bounds, and what is made from the one declaration."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from servelite.config import (
+    SettingError,
+    Settings,
+    add_flags,
+    flag_of,
+    flag_table,
+    settings_from,
+    variable_of,
+)
+
+
+def parse(*words: str) -> dict:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return vars(parser.parse_args(words))
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
+    environ = {"SERVELITE_PORT": "9000", "SERVELITE_MAX_NUM_SEQS": "7", "SERVELITE_DEBUG": "true"}
+    settings = settings_from(parse("--port", "9001"), environ)
+    assert (settings.port, settings.max_num_seqs, settings.debug) == (9001, 7, True)
+    assert settings.host == "127.0.0.1"
+    assert settings_from(parse("--no-debug"), environ).debug is False
+
+
+def test_names_are_several() -> None:
+    assert settings_from(parse("--served-model-name", "a", "b"), {}).served_model_name == ("a", "b")
+    assert settings_from({}, {"SERVELITE_SERVED_MODEL_NAME": "a,b"}).served_model_name == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"port": 65536}, ["--port", "65536", "65535"]),
+        ({"port": -1}, ["--port", "-1", "0"]),
+        ({"executor": "magic"}, ["--executor", "magic", "simulated"]),
+        ({"max_num_seqs": 600}, ["--max-num-batched-tokens", "512", "600"]),
+        ({"simulated_step_ms": 5.0}, ["--simulated-step-ms", "--executor simulated"]),
+        ({"async_depth": 9}, ["--async-depth", "9", "8"]),
+    ],
+)
+def test_a_value_out_of_bounds_names_flag_value_and_limit(values: dict, words: list[str]) -> None:
+    with pytest.raises(SettingError) as caught:
+        Settings(**values)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("SERVELITE_PORT", "x"), ("SERVELITE_DEBUG", "maybe")])
+def test_a_bad_variable_is_named(variable: str, value: str) -> None:
+    with pytest.raises(SettingError, match=variable):
+        settings_from({}, {variable: value})
+
+
+def test_settings_cross_a_message() -> None:
+    import msgspec
+
+    settings = Settings(served_model_name=("a",), port=0, debug=True)
+    assert Settings.from_dict(msgspec.msgpack.decode(msgspec.msgpack.encode(settings.to_dict()))) == settings
+
+
+def test_every_setting_has_a_flag_a_variable_a_text_and_a_row() -> None:
+    table = flag_table()
+    for f in dataclasses.fields(Settings):
+        assert f.metadata["text"]
+        assert variable_of(f.name).startswith("SERVELITE_")
+        assert (f"`{flag_of(f.name)}`" if f.name != "model" else "`MODEL`") in table

@@ -1,0 +1,117 @@
+"""The KV pool's size: what decides it, what refuses, and the memory a cgroup leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from servelite.config import SettingError, Settings
+from servelite.worker.kv_pool_size import PoolSize, available_memory, size_pool
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def test_by_memory_it_is_a_share_of_what_is_available_up_to_a_limit() -> None:
+    settings = Settings(max_num_seqs=512)
+    assert size_pool(settings, 8192, MIB, 5 * GIB) == PoolSize(2048, 8192)
+    assert size_pool(settings, 8192, MIB, 500 * GIB) == PoolSize(4096, 8192)
+
+
+def test_bytes_win_over_the_share_and_blocks_over_bytes() -> None:
+    by_bytes = Settings(kv_cache_memory_bytes=600 * MIB)
+    assert size_pool(by_bytes, 8192, MIB, GIB) == PoolSize(600, 8192)
+    by_blocks = Settings(kv_cache_memory_bytes=600 * MIB, num_gpu_blocks_override=700)
+    assert size_pool(by_blocks, 8192, MIB, GIB) == PoolSize(700, 8192)
+
+
+def test_it_never_exceeds_what_the_rows_can_use() -> None:
+    settings = Settings(max_num_seqs=3, max_model_len=40, num_gpu_blocks_override=1000)
+    assert size_pool(settings, 8192, MIB, GIB) == PoolSize(9, 40)
+
+
+def test_a_length_that_was_asked_for_and_does_not_fit_is_refused_with_the_numbers() -> None:
+    settings = Settings(max_model_len=1000, num_gpu_blocks_override=50)
+    with pytest.raises(SettingError, match=r"of 1000 tokens needs 63 KV blocks .* the pool holds 50"):
+        size_pool(settings, 8192, MIB, GIB)
+
+
+def test_a_length_that_was_not_asked_for_is_lowered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert size_pool(Settings(num_gpu_blocks_override=50), 8192, MIB, GIB) == PoolSize(50, 800)
+    assert "lowered from 8192 to 800" in caplog.text
+
+
+def test_a_pool_without_a_block_is_refused() -> None:
+    with pytest.raises(SettingError, match="the pool holds 0"):
+        size_pool(Settings(kv_cache_memory_bytes=1000), 8192, MIB, GIB)
+
+
+def test_a_length_above_the_models_is_refused() -> None:
+    with pytest.raises(SettingError, match="--max-model-len is 9000, above the model's own length 8192"):
+        size_pool(Settings(max_model_len=9000), 8192, MIB, GIB)
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(tmp_path, proc__meminfo="MemTotal: 32000000 kB\nMemAvailable:   16000000 kB\nSwapTotal: 0 kB\n")
+    return tmp_path
+
+
+def cgroup(root: Path, folder: str, **files: str) -> None:
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / folder / name.replace("__", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_without_a_cgroup_it_is_the_machines(root: Path) -> None:
+    assert available_memory(root) == 16000000 * 1024
+
+
+def test_cgroup_v2(root: Path) -> None:
+    write(root, proc__self__cgroup="0::/a/b\n")
+    stat = f"anon 1\ninactive_file {30 * MIB}\n"
+    cgroup(root, "a/b", memory__max="max\n", memory__current="1\n", memory__stat=stat)
+    cgroup(root, "a", memory__max=f"{GIB}\n", memory__current=f"{100 * MIB}\n", memory__stat=stat)
+    assert available_memory(root) == GIB - 70 * MIB
+
+
+def test_cgroup_v2_in_a_container_whose_mount_shows_its_own_group_on_top(root: Path) -> None:
+    write(root, proc__self__cgroup="0::/docker/abc\n")
+    cgroup(
+        root, "", memory__max=f"{GIB}\n", memory__current=f"{GIB // 2}\n", memory__stat="inactive_file 0\n"
+    )
+    assert available_memory(root) == GIB // 2
+
+
+def test_cgroup_v1(root: Path) -> None:
+    write(root, proc__self__cgroup="7:cpu,cpuacct:/x\n4:memory:/job\n")
+    stat = f"inactive_file 5\ntotal_inactive_file {MIB}\n"
+    no_limit = f"{2**63 - 4096}\n"
+    cgroup(
+        root,
+        "memory/job",
+        memory__limit_in_bytes="2147483648",
+        memory__usage_in_bytes="1048576",
+        memory__stat=stat,
+    )
+    cgroup(root, "memory", memory__limit_in_bytes=no_limit, memory__usage_in_bytes="9", memory__stat=stat)
+    assert available_memory(root) == 2 * GIB
+
+
+def test_a_group_past_its_limit_leaves_nothing(root: Path) -> None:
+    write(root, proc__self__cgroup="0::/\n")
+    cgroup(root, "", memory__max="1000\n", memory__current="5000\n", memory__stat="inactive_file 0\n")
+    assert available_memory(root) == 0
+
+
+def test_this_machine_has_some() -> None:
+    assert available_memory() > 100 * MIB

@@ -1,0 +1,203 @@
+"""The sampler against a float64 oracle, its distribution, and what a draw must not depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servelite.worker.sampler import Drawn, SamplingRows, sample, unpack_masks
+from tests.worker import sampler_oracle
+from tests.worker.sampler_oracle import Row
+
+MARGIN = 1e-4
+
+
+def columns(rows: Sequence[Row]) -> SamplingRows:
+    def column(name: str, dtype: type) -> torch.Tensor:
+        return torch.from_numpy(np.array([getattr(row, name) for row in rows], dtype))
+
+    seeds = np.array([row.seed for row in rows], np.uint64).view(np.int64)
+    return SamplingRows(
+        temperature=column("temperature", np.float32),
+        top_k=column("top_k", np.int64),
+        top_p=column("top_p", np.float32),
+        min_p=column("min_p", np.float32),
+        seed=torch.from_numpy(seeds),
+        choice=column("choice", np.int64),
+        position=column("position", np.int64),
+    )
+
+
+def packed_masks(rows: Sequence[Row], vocab: int) -> torch.Tensor | None:
+    """The masks as the engine sends them: 32-bit words, little-endian."""
+    if all(row.allowed is None for row in rows):
+        return None
+    words = -(-vocab // 32)
+    bits = np.zeros((len(rows), words * 32), np.uint8)
+    for line, row in zip(bits, rows, strict=True):
+        line[: vocab if row.allowed is None else 0] = 1
+        line[list(row.allowed or ())] = 1
+    return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little"))
+
+
+def run(logits: npt.NDArray[np.float32], rows: Sequence[Row]) -> Drawn:
+    return sample(torch.from_numpy(logits.copy()), columns(rows), packed_masks(rows, logits.shape[1]))
+
+
+def random_row(random: np.random.Generator, vocab: int) -> Row:
+    allowed = None
+    if random.random() < 0.15:
+        allowed = tuple(
+            int(i) for i in random.choice(vocab, size=min(vocab, int(random.integers(1, 40))), replace=False)
+        )
+    return Row(
+        temperature=float(np.float32(random.choice([0.0, 0.05, 0.7, 1.0, 1.5, 20.0]))),
+        top_k=int(random.choice([0, 0, 0, 1, 3, 50, 300, vocab, 10 * vocab])),
+        top_p=float(np.float32(random.choice([1.0, 1.0, 0.0, 0.1, 0.5, 0.9, 0.999]))),
+        min_p=float(np.float32(random.choice([0.0, 0.0, 0.0, 0.01, 0.2, 1.0]))),
+        seed=int(random.integers(0, 2**64, dtype=np.uint64)),
+        choice=int(random.integers(0, 4)),
+        position=int(random.integers(0, 9000)),
+        allowed=allowed,
+    )
+
+
+def random_logits(random: np.random.Generator, rows: int, vocab: int) -> npt.NDArray[np.float32]:
+    """Rows of different sharpness; a third are coarse, so that exact ties abound."""
+    spread = random.choice([0.3, 3.0, 8.0], size=(rows, 1))
+    logits = (random.normal(size=(rows, vocab)) * spread).astype(np.float32)
+    coarse = random.random(rows) < 0.33
+    logits[coarse] = np.round(logits[coarse] * 4) / 4
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rows"), [(257, 2000), (1000, 1000), (5003, 400), (32000, 100), (49152, 100)]
+)
+def test_draws_equal_the_oracles(vocab: int, rows: int) -> None:
+    random = np.random.default_rng(vocab)
+    close = 0
+    for begin in range(0, rows, 50):
+        batch = [random_row(random, vocab) for _ in range(min(50, rows - begin))]
+        logits = random_logits(random, len(batch), vocab)
+        drawn = run(logits, batch)
+        assert drawn.finite.all()
+        for line, row, token in zip(logits, batch, drawn.tokens.tolist(), strict=True):
+            expected, margin = sampler_oracle.draw(line, row)
+            if margin > MARGIN:
+                assert token == expected, row
+            else:
+                close += 1
+    assert close <= max(2, rows // 500), f"{close} of {rows} rows were too close to call"
+
+
+def test_greedy_takes_the_lowest_of_tying_tokens() -> None:
+    logits = np.zeros((3, 49152), np.float32)
+    logits[0, [40000, 7, 31]] = 5
+    logits[1, [49151, 49150]] = 5
+    tokens = run(logits, [Row(temperature=0)] * 3).tokens
+    assert tokens.tolist() == [7, 49150, 0]
+
+
+def test_a_nucleus_wider_than_the_first_look_is_exact() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(scale=0.1, size=(4, 20000)).astype(np.float32)
+    rows = [Row(top_p=p, seed=i) for i, p in enumerate((0.02, 0.3, 0.9, 0.9999))]
+    for line, row, token in zip(logits, rows, run(logits, rows).tokens.tolist(), strict=True):
+        assert sampler_oracle.draw(line, row)[0] == token
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        (Row(), range(6)),
+        (Row(top_k=2), (0, 1)),
+        (Row(top_p=0.74), (0, 1)),
+        (Row(top_p=0.76), (0, 1, 2)),
+        (Row(min_p=0.2), (0, 1, 2, 3)),
+        (Row(top_k=4, top_p=0.8), (0, 1, 2)),
+        (Row(temperature=0.5, top_p=0.72), (0,)),
+        (Row(allowed=(1, 3, 5)), (1, 3, 5)),
+        (Row(allowed=(3, 5), top_k=4), (3, 5)),
+    ],
+    ids=repr,
+)
+def test_a_hundred_thousand_draws_have_the_right_distribution(row: Row, kept: Sequence[int]) -> None:
+    """Probabilities 1/2, 1/4, 1/8, 1/8 and two of nearly nothing; then cut and scaled."""
+    p = np.array([0.5, 0.25, 0.125, 0.12, 0.004, 0.001])
+    logits = np.log(p).astype(np.float32)
+    expected = np.zeros(6)
+    scaled = p ** (1 / row.temperature)
+    expected[list(kept)] = scaled[list(kept)] / scaled[list(kept)].sum()
+    count = 100_000
+    rows = [
+        Row(row.temperature, row.top_k, row.top_p, row.min_p, 99, 0, position, row.allowed)
+        for position in range(count)
+    ]
+    tokens = run(np.tile(logits, (count, 1)), rows).tokens.numpy()
+    seen = np.bincount(tokens, minlength=6)
+    assert not seen[expected == 0].any()
+    used = expected > 0
+    chi_square = float((((seen - count * expected) ** 2)[used] / (count * expected)[used]).sum())
+    # The 0.9999 quantiles of chi-square at 0 to 5 degrees of freedom; the draws are fixed by the seed.
+    assert chi_square <= [1e-9, 15.1, 18.4, 21.1, 23.5, 25.7][used.sum() - 1]
+
+
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_a_draw_does_not_depend_on_its_batch(data: st.DataObject, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    vocab, count = 700, 12
+    rows = [random_row(random, vocab) for _ in range(count)]
+    logits = random_logits(random, count, vocab)
+    alone = [int(run(logits[i : i + 1], [rows[i]]).tokens[0]) for i in range(count)]
+    order = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=20))
+    together = run(logits[order], [rows[i] for i in order]).tokens.tolist()
+    assert together == [alone[i] for i in order]
+
+
+def test_choices_of_one_seed_differ_and_repeat() -> None:
+    logits = np.zeros((8, 49152), np.float32)
+    rows = [Row(seed=5, choice=choice) for choice in range(8)]
+    tokens = run(logits, rows).tokens.tolist()
+    assert len(set(tokens)) == 8
+    assert run(logits, rows).tokens.tolist() == tokens
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("row", [Row(temperature=0), Row(), Row(top_k=3), Row(top_p=0.5), Row(min_p=0.1)])
+def test_a_row_that_is_not_finite_is_flagged_and_harms_no_other(bad: float, row: Row) -> None:
+    random = np.random.default_rng(1)
+    logits = random.normal(size=(5, 300)).astype(np.float32)
+    rows = [row, Row(seed=1), row, Row(top_p=0.7, seed=2), row]
+    healthy = run(logits, rows)
+    logits[2, 17] = bad
+    logits[4] = np.nan
+    drawn = run(logits, rows)
+    assert drawn.finite.tolist() == [True, True, False, True, False]
+    assert drawn.tokens[[0, 1, 3]].tolist() == healthy.tokens[[0, 1, 3]].tolist()
+    assert ((drawn.tokens >= 0) & (drawn.tokens < 300)).all()
+
+
+def test_a_mask_that_allows_nothing_is_flagged() -> None:
+    drawn = run(np.zeros((2, 100), np.float32), [Row(allowed=()), Row(allowed=(4,))])
+    assert drawn.finite.tolist() == [False, True]
+    assert drawn.tokens.tolist()[1] == 4
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-5, 1e30])
+def test_no_temperature_overflows(temperature: float) -> None:
+    logits = np.array([[-3e38, 0, 3e38, 1]], np.float32)
+    token = run(logits, [Row(temperature=temperature, seed=3)]).tokens
+    assert temperature > 1 or token.tolist() == [2]
+
+
+def test_masks_are_read_little_endian() -> None:
+    masks = torch.tensor([[0b00000101, 0, 0, 0x80, 1, 0, 0, 0]], dtype=torch.uint8)
+    assert torch.nonzero(unpack_masks(masks, 40)[0]).flatten().tolist() == [0, 2, 31, 32]
+    assert unpack_masks(masks, 33).shape == (1, 33)
