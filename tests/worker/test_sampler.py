@@ -161,6 +161,23 @@ def test_a_draw_does_not_depend_on_its_batch(data: st.DataObject, seed: int) -> 
     assert together == [alone[i] for i in order]
 
 
+@pytest.mark.parametrize("low", [-1.0, -8.0])
+def test_the_lowest_of_tokens_that_tie_with_their_noise_wins(
+    low: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 5 is the best by logit; 2, 3 and 9 reach 5's score by their noise alone."""
+
+    def noise(tokens: npt.NDArray[np.int64], *_: object) -> npt.NDArray[np.float32]:
+        return np.where(np.isin(tokens, [2, 3, 9]), -low, 0).astype(np.float32)
+
+    monkeypatch.setattr("servelite.worker.sampler.gumbel_numpy", noise)
+    logits = np.full((2, 12), -30, np.float32)
+    logits[:, [2, 3, 9]] = low
+    logits[:, 5] = 0
+    logits[1, 2] = -30
+    assert run(logits, [Row(), Row()]).tokens.tolist() == [2, 3]
+
+
 def test_choices_of_one_seed_differ_and_repeat() -> None:
     logits = np.zeros((8, 49152), np.float32)
     rows = [Row(seed=5, choice=choice) for choice in range(8)]
