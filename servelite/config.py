@@ -63,6 +63,12 @@ class Settings:
     kv_cache_memory_bytes: int = _setting(
         0, "bytes for the KV pool; 0: min(4 GiB, 40 % of what is available)", low=0
     )
+    enable_prefix_caching: bool = _setting(True, "reuse the KV blocks of prompts that begin alike")
+    scheduling_policy: str = _setting(
+        "fcfs",
+        "who runs first: `fcfs` in order of arrival, `priority` by the request's `priority`, lowest first",
+        choices=("fcfs", "priority"),
+    )
     async_depth: int = _setting(1, "steps in flight at once", low=1, high=8)
     max_waiting_requests: int = _setting(
         256, "requests that may wait for a row; beyond it a 503 with Retry-After", low=0, high=1 << 20

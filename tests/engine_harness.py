@@ -28,6 +28,7 @@ from servelite.ipc.messages import (
     unpack,
 )
 from servelite.ipc.progress import ProgressPage
+from servelite.tokenizer.block_hashes import block_hashes
 from servelite.worker.base import ModelRunner, RunnerFacts
 from servelite.worker.simulated import SimulatedRunner
 
@@ -113,10 +114,14 @@ class Harness:
         number = fields.pop("request", None) or next(self._numbers)
         produced = fields.pop("produced", ())
         self.mailbox.produced[number] = len(produced)
+        column = pack(prompt)
+        salt, adapter = fields.get("cache_salt", ""), fields.get("adapter", "")
         self.send(
             Add(
                 request=number,
-                prompt=pack(prompt),
+                prompt=column,
+                block_hashes=fields.pop("block_hashes", None)
+                or block_hashes(column, self.executor.facts.block_size, salt, adapter),
                 produced=pack(produced) if len(produced) else b"",
                 sampling=SamplingParams(max_tokens=max_tokens, **sampling),
                 seed=fields.pop("seed", number),
@@ -166,16 +171,25 @@ def simulated_settings(**values: Any) -> Settings:
     return Settings(**(defaults | values))
 
 
-def simulated(*, epoch: int = 1, groups: int = 1, vocab: int = 1000, **values: Any) -> Harness:
-    """A harness over the simulated runner: steps take no time, the KV history is verified."""
+def simulated(
+    *, epoch: int = 1, groups: int = 1, windows: Sequence[int] = (), vocab: int = 1000, **values: Any
+) -> Harness:
+    """A harness over the simulated runner: steps take no time, the KV history is verified.
+
+    `groups` full KV groups, and one for each of `windows` (tokens).
+    """
     settings = simulated_settings(**values)
     per_request = -(-settings.max_model_len // settings.block_size)
     facts = RunnerFacts(
-        num_blocks=settings.num_gpu_blocks_override or settings.max_num_seqs * per_request * groups,
+        num_blocks=settings.num_gpu_blocks_override
+        or settings.max_num_seqs * per_request * (groups + len(windows)),
         block_size=settings.block_size,
         max_model_len=settings.max_model_len,
         vocab_size=vocab,
-        kv_groups=tuple(KVGroup("full", (g,), settings.block_size * 8) for g in range(groups)),
+        kv_groups=(
+            *(KVGroup("full", (g,), settings.block_size * 8) for g in range(groups)),
+            *(KVGroup("window", (99,), settings.block_size * 8, window) for window in windows),
+        ),
         dtype="none",
         device="none",
     )

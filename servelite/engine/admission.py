@@ -13,13 +13,7 @@ import numpy.typing as npt
 
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.request import Request
-from servelite.ipc.messages import TOKEN, Add, Kind, RequestError, SamplingParams, unpack
-
-_PLAIN = SamplingParams(max_tokens=1)
-_UNSUPPORTED = (
-    "min_p", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs",
-)  # fmt: skip
+from servelite.ipc.messages import BLOCK_HASH_BYTES, TOKEN, Add, Kind, RequestError, unpack
 
 
 @dataclass(frozen=True)
@@ -29,11 +23,18 @@ class Admission:
     max_model_len: int
     vocab_size: int
     kv: KVCacheManager
+    in_flight: int  # tokens that steps in flight may hold: depth times the budget
+    features: tuple[str, ...]  # what the runner can do beside sampling
 
     def request_of(self, client: int, add: Add, now: float) -> Request | RequestError:
         """The request behind an Add, or why it is refused."""
         if len(add.prompt) % TOKEN.itemsize or len(add.produced) % TOKEN.itemsize:
             return RequestError(400, "invalid_prompt", "the prompt is not a column of token IDs")
+        full_blocks = len(add.prompt) // TOKEN.itemsize // self.kv.block_size
+        if len(add.block_hashes) not in (0, full_blocks * BLOCK_HASH_BYTES):
+            return RequestError(
+                400, "invalid_prompt", "the block hashes are not those of the prompt's full blocks"
+            )
         prompt, produced = unpack(add.prompt), unpack(add.produced)
         error = (
             self._unsupported(add)
@@ -42,7 +43,9 @@ class Admission:
         )
         if error is not None:
             return error
+        names = add.block_hashes
         return Request(
+            names=[names[i : i + BLOCK_HASH_BYTES] for i in range(0, len(names), BLOCK_HASH_BYTES)],
             client=client,
             add=add,
             tokens=np.concatenate([prompt, produced]).astype(np.int32),
@@ -51,10 +54,10 @@ class Admission:
             deadline=now + add.deadline_ms / 1000 if add.deadline_ms >= 0 else None,
         )
 
-    @staticmethod
-    def _unsupported(add: Add) -> RequestError | None:
-        used = [name for name in _UNSUPPORTED if getattr(add.sampling, name) != getattr(_PLAIN, name)]
-        used += [name for name in ("adapter", "grammar", "media") if getattr(add, name)]
+    def _unsupported(self, add: Add) -> RequestError | None:
+        used = [name for name in ("adapter", "grammar", "media") if getattr(add, name)]
+        if "logprobs" not in self.features:
+            used += [name for name in ("logprobs", "prompt_logprobs") if getattr(add.sampling, name) >= 0]
         if add.kind is not Kind.GENERATE:
             used.append(add.kind.name.lower())
         if used:
@@ -88,8 +91,8 @@ class Admission:
                 f"above the model's length of {self.max_model_len}"
             )
             return RequestError(400, "context_length_exceeded", text)
-        if not self.kv.fits(count + answer - 1):
-            blocks, there = self.kv.blocks_for(count + answer - 1), self.kv.pool.num_blocks
+        if not self.kv.fits(count + answer - 1, self.in_flight):
+            blocks, there = self.kv.blocks_for(count + answer - 1, self.in_flight), self.kv.pool.num_blocks
             text = (
                 f"the prompt has {count} tokens and max_tokens is {answer}: "
                 f"together they need {blocks} KV blocks, above the {there} of the whole cache"

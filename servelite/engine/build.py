@@ -10,7 +10,7 @@ from servelite.engine.core import EngineCore
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.mailbox import Mailbox
 from servelite.engine.outbox import Outbox
-from servelite.engine.policies.fcfs import FirstComeFirstServed
+from servelite.engine.policies import make_policy
 from servelite.engine.scheduler import Scheduler, SchedulerLimits
 from servelite.executor.base import Executor
 from servelite.ipc.messages import CONTRACT_VERSION, Ready
@@ -31,7 +31,12 @@ def build_engine(
     facts = executor.facts
     outbox = Outbox(index, epoch)
     kv = KVCacheManager(
-        facts.kv_groups, facts.num_blocks, facts.block_size, settings.max_num_seqs, facts.max_model_len
+        facts.kv_groups,
+        facts.num_blocks,
+        facts.block_size,
+        settings.max_num_seqs,
+        facts.max_model_len,
+        prefix_caching=settings.enable_prefix_caching,
     )
     limits = SchedulerLimits(
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -42,8 +47,14 @@ def build_engine(
     )
     progress.begin_epoch(epoch)
     return EngineCore(
-        Scheduler(limits, kv, FirstComeFirstServed(), outbox, epoch=epoch),
-        Admission(facts.max_model_len, facts.vocab_size, kv),
+        Scheduler(limits, kv, make_policy(settings.scheduling_policy), outbox, epoch=epoch),
+        Admission(
+            facts.max_model_len,
+            facts.vocab_size,
+            kv,
+            settings.async_depth * settings.max_num_batched_tokens,
+            facts.features,
+        ),
         executor,
         mailbox,
         outbox,
@@ -76,5 +87,6 @@ def ready_message(
         device=facts.device,
         executor=settings.executor,
         kv_groups=facts.kv_groups,
+        features=facts.features,
         ledger=tuple(ledger),
     )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import wait
 
 from servelite.engine.admission import Admission
-from servelite.engine.kv_cache import InvariantError
+from servelite.engine.invariants import InvariantError
 from servelite.engine.mailbox import ClientGone, Event, Mailbox
 from servelite.engine.outbox import Outbox
 from servelite.engine.scheduler import Scheduler
 from servelite.executor.base import Executor, InFlight
 from servelite.ipc.messages import NUMBER, Abort, Add, Load, RequestError, Stop, unpack
 from servelite.ipc.progress import ProgressPage
+from servelite.worker.base import StepFailedError
+
+log = logging.getLogger(__name__)
 
 QUEUE_FULL = RequestError(
     503, "queue_full", "too many requests or prompt tokens are waiting; try again later"
@@ -66,10 +71,26 @@ class EngineCore:
         self._publish()
 
     def _complete(self, step: InFlight) -> None:
-        self._scheduler.update(step.plan, step.result())
-        self._progress.complete_step(step.plan.step)
+        try:
+            result = step.result()
+        except StepFailedError as error:
+            self._void(step, error)
+        else:
+            self._scheduler.update(step.plan, result)
+            self._progress.complete_step(step.plan.step)
         if self._check:
             self._scheduler.check()
+
+    def _void(self, failed: InFlight, error: StepFailedError) -> None:
+        """A step gave nothing: those after it computed on what it should have written."""
+        log.error("step %d failed: %s", failed.plan.step, error)
+        last = failed.plan.step
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            last = step.plan.step
+            wait([step.sampled])
+        self._scheduler.void_steps(failed.plan.step)
+        self._progress.complete_step(last)
 
     def _take_messages(self, *, block: bool) -> None:
         timeout: float | None = 0.0

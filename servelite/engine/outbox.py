@@ -16,6 +16,7 @@ from servelite.ipc.messages import (
     Outputs,
     RequestError,
     Timings,
+    TokenLogprobs,
     pack,
 )
 
@@ -24,6 +25,8 @@ from servelite.ipc.messages import (
 class _SideTables:
     errors: dict[int, RequestError] = field(default_factory=dict)
     timings: dict[int, Timings] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 class Outbox:
@@ -53,6 +56,14 @@ class Outbox:
     def add_timings(self, client: int, number: int, timings: Timings) -> None:
         """Where the time of a request that ended went."""
         self._side(client).timings[number] = timings
+
+    def add_logprobs(self, client: int, number: int, logprobs: TokenLogprobs) -> None:
+        """Logprobs of the request's latest tokens."""
+        _append(self._side(client).logprobs, number, logprobs)
+
+    def add_prompt_logprobs(self, client: int, number: int, logprobs: TokenLogprobs) -> None:
+        """Logprobs of the next tokens of the request's prompt."""
+        _append(self._side(client).prompt_logprobs, number, logprobs)
 
     def _side(self, client: int) -> _SideTables:
         return self._sides.setdefault(client, _SideTables())
@@ -93,4 +104,20 @@ class Outbox:
             tokens=pack(tokens),
             errors=side.errors,
             timings=side.timings,
+            logprobs=side.logprobs,
+            prompt_logprobs=side.prompt_logprobs,
         )
+
+
+def _append(table: dict[int, TokenLogprobs], number: int, more: TokenLogprobs) -> None:
+    """Two steps can be published at once: their tokens follow one another."""
+    have = table.get(number)
+    if have is not None:
+        more = TokenLogprobs(
+            have.first_index,
+            have.k,
+            have.chosen + more.chosen,
+            have.ids + more.ids,
+            have.values + more.values,
+        )
+    table[number] = more

@@ -38,6 +38,13 @@ class Request:
     row: int = -1
     admitted: float | None = None  # first time a row was given
     first_token: float | None = None
+    names: list[bytes] = field(default_factory=list)
+    """Of its full blocks, by content: the prompt's from the front end, the others as they fill."""
+    hit_blocks: int = 0  # of its row's blocks, those found in the cache
+    cached_tokens: int = 0  # of the prompt, at its first admission
+    distrusted: bool = False  # its tokens in flight come from blocks that a corrupted row computed
+    failed_steps: int = 0  # in a row
+    lost_tokens: int = 0  # computed ones, at its last preemption
     preemptions: int = 0
     recomputed_tokens: int = 0
 
@@ -45,6 +52,11 @@ class Request:
     def key(self) -> tuple[int, int]:
         """(client, number): how messages name it."""
         return self.client, self.add.request
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether its prompt's logprobs are still to be computed: its first token ends that."""
+        return self.add.sampling.prompt_logprobs >= 0 and self.first_token is None
 
     @property
     def max_total(self) -> int:
@@ -58,8 +70,8 @@ class RowTable:
 
     `num_tokens` counts placeholders too: tokens whose step is in flight and whose values the host
     does not know. `num_known` counts the others, which lie in `tokens`. `num_computed` counts the
-    tokens whose KV entries have been submitted. `limit` is how many are ever computed: the last
-    token of an answer is not.
+    tokens whose KV entries have been submitted, `num_done` those whose step has completed. `limit` is
+    how many are ever computed: the last token of an answer is not.
     """
 
     num_rows: int
@@ -67,6 +79,7 @@ class RowTable:
     num_tokens: npt.NDArray[np.int32] = field(init=False)
     num_known: npt.NDArray[np.int32] = field(init=False)
     num_computed: npt.NDArray[np.int32] = field(init=False)
+    num_done: npt.NDArray[np.int32] = field(init=False)
     prompt_len: npt.NDArray[np.int32] = field(init=False)
     limit: npt.NDArray[np.int32] = field(init=False)
     in_flight: npt.NDArray[np.int32] = field(init=False)
@@ -75,6 +88,9 @@ class RowTable:
     number: npt.NDArray[np.int64] = field(init=False)
     running: npt.NDArray[np.bool_] = field(init=False)
     """Rows that may be scheduled; others are free, or held by steps in flight."""
+    suspect: npt.NDArray[np.bool_] = field(init=False)
+    """Rows whose request was in a step that failed, and has had no token since."""
+    prompt_logprobs: npt.NDArray[np.bool_] = field(init=False)
     stop_ids: npt.NDArray[np.int32] = field(init=False)  # [rows, STOP_COLUMNS], padded with -1
     many_stops: npt.NDArray[np.bool_] = field(init=False)
     tokens: npt.NDArray[np.int32] = field(init=False)  # [rows, max_model_len], touched lazily
@@ -87,6 +103,7 @@ class RowTable:
             "num_tokens",
             "num_known",
             "num_computed",
+            "num_done",
             "prompt_len",
             "limit",
             "in_flight",
@@ -96,25 +113,34 @@ class RowTable:
         self.client = np.zeros(n, dtype=np.int32)
         self.number = np.zeros(n, dtype=np.int64)
         self.running = np.zeros(n, dtype=np.bool_)
+        self.suspect = np.zeros(n, dtype=np.bool_)
+        self.prompt_logprobs = np.zeros(n, dtype=np.bool_)
         self.stop_ids = np.full((n, STOP_COLUMNS), -1, dtype=np.int32)
         self.many_stops = np.zeros(n, dtype=np.bool_)
         self.tokens = np.zeros((n, self.max_model_len), dtype=np.int32)
         self.requests = [None] * n
         self.free = list(range(n - 1, -1, -1))
 
-    def seat(self, request: Request) -> int:
-        """Give the request a free row (there must be one) and fill its columns."""
+    def seat(self, request: Request, num_computed: int) -> int:
+        """Give the request a free row (there must be one) and fill its columns.
+
+        Args:
+            num_computed: tokens whose KV entries a prefix hit gives it.
+        """
         row = self.free.pop()
         known, stops = len(request.tokens), request.add.sampling.stop_token_ids
         self.requests[row] = request
         self.generation[row] += 1
         self.tokens[row, :known] = request.tokens
         self.num_tokens[row] = self.num_known[row] = known
-        self.num_computed[row] = self.in_flight[row] = 0
+        self.num_computed[row] = self.num_done[row] = num_computed
+        self.in_flight[row] = 0
         self.prompt_len[row] = request.prompt_len
         self.limit[row] = request.max_total - 1
         self.client[row], self.number[row] = request.key
         self.running[row] = True
+        self.suspect[row] = request.failed_steps > 0
+        self.prompt_logprobs[row] = request.wants_prompt_logprobs
         self.stop_ids[row] = -1
         self.stop_ids[row, : min(len(stops), STOP_COLUMNS)] = stops[:STOP_COLUMNS]
         self.many_stops[row] = len(stops) > STOP_COLUMNS

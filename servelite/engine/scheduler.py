@@ -20,12 +20,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from servelite.engine.kv_cache import InvariantError, KVCacheManager
+from servelite.engine.invariants import InvariantError
+from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.outbox import Outbox
 from servelite.engine.policies.base import Policy
 from servelite.engine.request import STOP_COLUMNS, Request, RowTable, WaitingOn
 from servelite.engine.waiting import WaitingQueue
 from servelite.ipc.messages import (
+    FLAG,
     Add,
     FinishReason,
     Load,
@@ -39,10 +41,15 @@ from servelite.ipc.messages import (
     unpack,
 )
 from servelite.ipc.states import State
+from servelite.tokenizer.block_hashes import next_hash, root_hash
 
 _WATERMARK: Final = 0.01
 """Part of the pool that admission leaves free for the requests that run already."""
 
+_MOST_FAILED_STEPS: Final = 3
+"""Failed steps in a row after which a request is taken for the cause."""
+
+STEP_FAILED: Final = RequestError(500, "step_failed", "the engine could not compute this request")
 DEADLINE_EXCEEDED: Final = RequestError(
     503, "deadline_exceeded", "the request's deadline passed while it waited"
 )
@@ -62,6 +69,8 @@ class Totals:
     recomputed_tokens: int = 0
     aborted: int = 0
     corrupted: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 @dataclass
@@ -327,14 +336,17 @@ class Scheduler:
         ranks = {row: request.rank for row in candidates if (request := requests[row]) is not None}
         lowest = max(rank[0] for rank in ranks.values())
         in_class = [row for row in candidates if ranks[row][0] == lowest]
-        return min(in_class, key=lambda row: (int(self.rows.num_computed[row]), ranks[row][1] * -1))
+        return min(in_class, key=lambda row: (self._cost(row), -ranks[row][1]))
+
+    def _cost(self, row: int) -> int:
+        """Tokens to compute again if the row is preempted."""
+        return max(0, int(self.rows.num_computed[row]) - self.kv.shared_tokens(row))
 
     def _preempt(self, row: int) -> None:
         request = self._at(row)
         request.preemptions += 1
-        request.recomputed_tokens += int(self.rows.num_computed[row])
+        request.lost_tokens = int(self.rows.num_computed[row])
         self.totals.preemptions += 1
-        self.totals.recomputed_tokens += int(self.rows.num_computed[row])
         self._stop_running(request)
         request.state = State.PREEMPTED
         # A placeholder of this step, if any, was never submitted; those of steps in flight arrive.
@@ -344,22 +356,40 @@ class Scheduler:
     def _admit(self, draft: _Draft) -> None:
         """Seat waiting requests by rank while budget, rows and blocks last; the first misfit ends it."""
         while draft.budget > 0 and self.rows.free and (request := self.waiting.peek()) is not None:
-            want = min(len(request.tokens), request.max_total - 1)
+            reserve = int(self.kv.pool.num_blocks * _WATERMARK) if self._order else 0
+            if self.kv.num_free <= reserve:
+                return
+            # The last token is always computed: its logits are what the answer begins with.
+            limit = (len(request.tokens) - 1) // self.kv.block_size
+            if request.wants_prompt_logprobs:
+                limit = 0  # what is not computed has no logits
+            hit = self.kv.find_hit(request.names, limit, self._step + 1)
+            cached = hit.num_blocks * self.kv.block_size
+            want = min(len(request.tokens), request.max_total - 1) - cached
             others = len(self.waiting) > 1 and len(self.rows.free) > 1
             count = min(want, max(1, draft.budget // 2) if others else draft.budget)
-            reserve = int(self.kv.pool.num_blocks * _WATERMARK) if self._order else 0
-            if self.kv.blocks_for(count) + reserve > self.kv.num_free:
+            blocks = -(-(cached + count) // self.kv.block_size) - hit.num_blocks
+            need = blocks * len(self.kv.groups) + hit.num_free(self.kv.pool)
+            if need + reserve > self.kv.num_free:
                 return
             self._leave_queue(request)
-            self._seat(request)
-            self.kv.grow(request.row, count)
+            self._seat(request, cached)
+            self.kv.adopt(request.row, hit)
+            self.kv.grow(request.row, cached + count)
             draft.give(request.row, count)
 
-    def _seat(self, request: Request) -> None:
-        row = self.rows.seat(request)
-        request.state = State.RUNNING
+    def _seat(self, request: Request, cached: int) -> None:
+        row = self.rows.seat(request, cached)
+        request.state, request.distrusted = State.RUNNING, False
+        request.hit_blocks = cached // self.kv.block_size
         if request.admitted is None:
-            request.admitted = self._clock()
+            request.admitted, request.cached_tokens = self._clock(), cached
+            self.totals.prefix_queries += len(request.tokens)
+            self.totals.prefix_hits += cached
+        else:
+            again = max(0, request.lost_tokens - cached)
+            request.recomputed_tokens += again
+            self.totals.recomputed_tokens += again
         bisect.insort(self._order, row, key=lambda other: self._at(other).rank)
         self._new_rows.append(request)
 
@@ -376,6 +406,7 @@ class Scheduler:
         samples = columns.num_computed[rows] == columns.num_tokens[rows]
         columns.num_tokens[rows] += samples  # a placeholder each
         columns.in_flight[rows] += 1
+        self._publish_full_blocks(rows)
         block_counts, block_ids = self.kv.untold(rows)
         self.totals.steps += 1
         self.totals.scheduled_tokens += int(counts.sum())
@@ -386,11 +417,32 @@ class Scheduler:
             generations=pack(columns.generation[rows]),
             num_tokens=pack(counts),
             num_drafts=b"",
-            num_logits=pack(samples),
+            num_logits=pack(self._num_logits(rows, counts, samples)),
             block_counts=pack(block_counts.ravel()),
             block_ids=pack(block_ids),
             new_rows=new_rows,
         )
+
+    def _num_logits(
+        self, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], samples: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int32]:
+        """1 for a row that samples; all of a prompt's chunk where its logprobs are wanted."""
+        whole = self.rows.prompt_logprobs[rows] & (counts > 1)
+        return np.where(whole, counts, samples).astype(np.int32)
+
+    def _publish_full_blocks(self, rows: npt.NDArray[np.int32]) -> None:
+        """Offer blocks that are full, with all tokens known and submitted, to the prefix cache."""
+        columns, size = self.rows, self.kv.block_size
+        full = np.minimum(columns.num_computed[rows], columns.num_known[rows]) // size
+        for at in np.flatnonzero(full > self.kv.published[rows]):
+            row, count = int(rows[at]), int(full[at])
+            request = self._at(row)
+            names, add = request.names, request.add
+            while len(names) < count:
+                parent = names[-1] if names else root_hash(add.cache_salt, add.adapter)
+                begin = len(names) * size
+                names.append(next_hash(parent, pack(columns.tokens[row, begin : begin + size])))
+            self.kv.publish(row, names[:count], self._step)
 
     def _introduce(self, request: Request) -> NewRow:
         return NewRow(
@@ -398,7 +450,7 @@ class Scheduler:
             generation=int(self.rows.generation[request.row]),
             tokens=pack(request.tokens),
             prompt_len=request.prompt_len,
-            num_computed=0,
+            num_computed=request.hit_blocks * self.kv.block_size,
             seed=request.add.seed,
             choice=request.add.choice,
             sampling=request.add.sampling,
@@ -411,37 +463,51 @@ class Scheduler:
         """Take in the result of the oldest step in flight."""
         columns = self.rows
         planned = unpack(plan.rows)
-        rows, tokens = unpack(result.rows), unpack(result.tokens)
+        sampled = unpack(result.counts) > 0
+        rows, tokens = unpack(result.rows)[sampled], unpack(result.tokens)
+        flags = unpack(result.flags, FLAG)[sampled]
         if (columns.generation[planned] != unpack(plan.generations)).any() or (
-            columns.generation[rows] != unpack(result.generations)
+            columns.generation[rows] != unpack(result.generations)[sampled]
         ).any():
             raise InvariantError(f"step {plan.step} touches a row that was given away")
         columns.in_flight[planned] -= 1
-        self._append(rows, tokens, unpack(result.flags, np.dtype("<i1")))
+        columns.num_done[planned] += unpack(plan.num_tokens)
+        self._note_logprobs(result)
+        self._append(rows, tokens, flags)
+        running = planned[columns.running[planned]]
+        self.kv.drop_out_of_window(running, columns.num_done[running])
         for row in planned[(columns.in_flight[planned] == 0) & ~columns.running[planned]].tolist():
             request = columns.requests[row]
             if request is not None:
                 self._release(request)
+
+    def _note_logprobs(self, result: StepResult) -> None:
+        for by_row, add in (
+            (result.logprobs, self._outbox.add_logprobs),
+            (result.prompt_logprobs, self._outbox.add_prompt_logprobs),
+        ):
+            for row, logprobs in by_row.items():
+                request = self.rows.requests[row]
+                if request is not None and request.state is not State.FINISHING and not request.distrusted:
+                    add(request.client, request.add.request, logprobs)
 
     def _append(
         self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32], flags: npt.NDArray[np.int8]
     ) -> None:
         """Sampled tokens become known; rows that end with them end."""
         columns = self.rows
-        live = (
-            np.fromiter((self._at(r).state is not State.FINISHING for r in rows.tolist()), bool, len(rows))
-            if (~columns.running[rows]).any()
-            else np.ones(len(rows), dtype=bool)
-        )
-        bad = live & (flags & RowFlag.NON_FINITE).astype(bool)
-        for row in rows[bad].tolist():
-            self.totals.corrupted += 1
-            self._fail(self._at(row), CORRUPTED)
-        live &= ~bad
+        for row in rows[(flags & RowFlag.NON_FINITE).astype(bool)].tolist():
+            self._corrupt(row)
+        live = np.ones(len(rows), dtype=bool)
+        for at in np.flatnonzero(~columns.running[rows]):
+            request = columns.requests[rows[at]]
+            live[at] = request is not None and request.state is State.PREEMPTED and not request.distrusted
         rows, tokens = rows[live], tokens[live]
         known = columns.num_known[rows]
         columns.tokens[rows, known] = tokens
         columns.num_known[rows] = known + 1
+        self._publish_full_blocks(rows)
+        self._forgive(rows)
         index = known - columns.prompt_len[rows]
         finish = self._finish_reasons(rows, tokens)
         self._outbox.add_tokens(columns.client[rows], columns.number[rows], index, finish, tokens)
@@ -451,6 +517,30 @@ class Scheduler:
             request = self._at(row)
             self._outbox.add_timings(request.client, request.add.request, self._timings(request))
             self._end(request)
+
+    def _forgive(self, rows: npt.NDArray[np.int32]) -> None:
+        """Rows that got a token did not fail this time."""
+        for row in rows[self.rows.suspect[rows]].tolist():
+            self._at(row).failed_steps = 0
+            self.rows.suspect[row] = False
+
+    def _corrupt(self, row: int) -> None:
+        """A row was not finite: it ends, nobody finds what it computed, and who shares that computes
+        anew, tokens still in flight included."""
+        request = self.rows.requests[row]
+        if request is None or request.state is State.FINISHING or request.distrusted:
+            return  # it is over, or computes anew already
+        self.totals.corrupted += 1
+        suspects, seen = [row], set[int]()
+        while suspects:
+            suspect = suspects.pop()
+            seen.add(suspect)
+            suspects += self.kv.retract(suspect, self._at(suspect).hit_blocks) - seen
+        for sharer in seen - {row}:
+            if self.rows.running[sharer]:
+                self._at(sharer).distrusted = True
+                self._preempt(sharer)
+        self._fail(request, CORRUPTED)
 
     def _finish_reasons(
         self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
@@ -476,6 +566,7 @@ class Scheduler:
             queued=admitted - request.arrived,
             prefill=max(0.0, first - admitted),
             decode=max(0.0, now - max(first, admitted)),
+            cached_tokens=request.cached_tokens,
             preemptions=request.preemptions,
             recomputed_tokens=request.recomputed_tokens,
         )
@@ -485,6 +576,24 @@ class Scheduler:
         if request is None:
             raise InvariantError(f"row {row} has no request")
         return request
+
+    def void_steps(self, first: int) -> None:
+        """Step `first` and all after it gave nothing; none is in flight any more.
+
+        Every request that runs starts again from what the prefix cache still holds. One whose steps
+        keep failing is given up: it may be the cause.
+        """
+        self.kv.pool.unpublish_from(first)
+        self.rows.in_flight[:] = 0
+        for request in [request for request in self.rows.requests if request is not None]:
+            if request.state is not State.RUNNING:
+                self._release(request)
+                continue
+            request.failed_steps += 1
+            if request.failed_steps == _MOST_FAILED_STEPS:
+                self._fail(request, STEP_FAILED)
+            else:
+                self._preempt(request.row)
 
     # ------------------------------------------------------------ state for others
 
@@ -510,6 +619,8 @@ class Scheduler:
             recomputed_tokens=t.recomputed_tokens,
             aborted=t.aborted,
             corrupted=t.corrupted,
+            prefix_queries=t.prefix_queries,
+            prefix_hits=t.prefix_hits,
         )
 
     def in_step(self, plan: Plan) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:

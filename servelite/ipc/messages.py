@@ -271,7 +271,11 @@ class RowFlag(enum.IntFlag):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """What a step sampled: one entry a row of the plan with `num_logits` > 0, in plan order."""
+    """What a step sampled: one entry a row of the plan with `num_logits` > 0, in plan order.
+
+    A row samples if all tokens that the worker has of it are computed; one that does not (it had
+    logits for its prompt's logprobs only) has a count of 0.
+    """
 
     epoch: int
     step: int
@@ -283,6 +287,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=21):
     logprobs: dict[int, TokenLogprobs] = {}  # by row
     seconds: tuple[float, ...] = ()  # prepare, forward, sample
     checksum: int = 0  # of `tokens`, for ranks to confirm
+    prompt_logprobs: dict[int, TokenLogprobs] = {}  # by row; `first_index` is a prompt position
 
 
 ToWorker = Plan

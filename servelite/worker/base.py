@@ -20,6 +20,7 @@ class RunnerFacts:
     dtype: str  # "float32"
     device: str  # "cpu", "none" (simulated)
     ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
+    features: tuple[str, ...] = ()  # optional abilities: "logprobs"
 
 
 class ModelRunner(Protocol):
@@ -49,6 +50,14 @@ class ModelRunner(Protocol):
                 None where the plan needs none.
         """
         ...
+
+
+class StepFailedError(RuntimeError):
+    """A step gave nothing, and the runner can go on: out of memory for its intermediates, say.
+
+    What the step (and any after it in flight) wrote into KV blocks is void; each of its rows comes
+    again in a `NewRow` before it is planned again.
+    """
 
 
 class StepGapError(RuntimeError):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servelite.config import SettingError, Settings
-from servelite.ipc.messages import FLAG, KVGroup, NewRow, Plan, StepResult, pack, unpack
+from servelite.ipc.messages import FLAG, KVGroup, NewRow, Plan, SamplingParams, StepResult, pack, unpack
 from servelite.tokenizer.model_files import ModelFiles, open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from servelite.worker.base import RunnerFacts, StepGapError
@@ -139,10 +139,12 @@ class SimulatedRunner:
         groups, blocks = len(facts.kv_groups), -(-facts.max_model_len // facts.block_size)
         self._tokens = np.zeros((max_num_seqs, facts.max_model_len + 1), dtype=np.int32)
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._known = np.zeros(max_num_seqs, dtype=np.int64)  # tokens in the table
         self._generation = np.zeros(max_num_seqs, dtype=np.int32)
         self._prompt_len = np.zeros(max_num_seqs, dtype=np.int64)
         self._key = np.zeros(max_num_seqs, dtype=np.uint64)  # of seed and choice; 0 for greedy
         self._answers: list[tuple[int, ...]] = [()] * max_num_seqs
+        self._sampling = [SamplingParams(max_tokens=1)] * max_num_seqs
         self._tables = np.zeros((groups, max_num_seqs, blocks), dtype=np.int32)
         self._counts = np.zeros((groups, max_num_seqs), dtype=np.int64)
         self._kv = np.zeros(facts.num_blocks * facts.block_size, dtype=np.uint64)
@@ -184,15 +186,17 @@ class SimulatedRunner:
             self._write(group, row_of, positions, start, counts, ends)
         self._computed[rows] += counts
         if self._verify:
-            for row in rows.tolist():
-                self._check_row(row)
+            for row, begin in zip(rows.tolist(), start.tolist(), strict=True):
+                self._check_row(row, begin)
         if self._cost is not None:
             self._seconds = self._cost.seconds(len(row_of), int(self._computed[rows].sum()))
 
     def sample(self, plan: Plan, masks: bytes | None) -> StepResult:
         """See `ModelRunner.sample`."""
         planned = unpack(plan.rows)
-        rows = planned[unpack(plan.num_logits) > 0]
+        asked = planned[unpack(plan.num_logits) > 0]
+        counts = self._computed[asked] == self._known[asked]
+        rows = asked[counts]
         length = self._computed[rows]
         drawn = self._draw(rows, length)
         tokens = (drawn % np.uint64(self._facts.vocab_size)).astype(np.int32)
@@ -202,16 +206,20 @@ class SimulatedRunner:
             index = int(length[at] - self._prompt_len[row])
             if index < len(self._answers[row]):
                 tokens[at] = self._answers[row][index]
+            sampling = self._sampling[row]
+            while index < sampling.min_tokens and tokens[at] in sampling.stop_token_ids:
+                tokens[at] = (tokens[at] + 1) % self._facts.vocab_size
         self._tokens[rows, length] = tokens
+        self._known[rows] += 1
         self._wait()
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
-            rows=pack(rows),
-            generations=pack(self._generation[rows]),
-            counts=pack(np.ones(len(rows))),
+            rows=pack(asked),
+            generations=pack(self._generation[asked]),
+            counts=pack(counts),
             tokens=pack(tokens),
-            flags=pack(np.zeros(len(rows)), FLAG),
+            flags=pack(np.zeros(len(asked)), FLAG),
             seconds=(0.0, self._seconds, 0.0),
             checksum=zlib.crc32(pack(tokens)),
         )
@@ -219,11 +227,12 @@ class SimulatedRunner:
     def _seat(self, new: NewRow) -> None:
         row, tokens = new.row, unpack(new.tokens)
         self._tokens[row, : len(tokens)] = tokens
-        self._computed[row] = new.num_computed
+        self._known[row], self._computed[row] = len(tokens), new.num_computed
         self._generation[row], self._prompt_len[row] = new.generation, new.prompt_len
         self._counts[:, row] = 0
         key = _mix(_mix(np.array([new.seed], dtype=np.uint64) + np.uint64(1)) + np.uint64(new.choice + 1))
         self._key[row] = key[0] if new.sampling.temperature > 0 else 0
+        self._sampling[row] = new.sampling
         self._answers[row] = self._script.answer_to(tokens[: new.prompt_len]) if self._script else ()
 
     def _append_blocks(self, plan: Plan, rows: npt.NDArray[np.int32]) -> None:
@@ -291,10 +300,12 @@ class SimulatedRunner:
             self._busy_until = max(now, self._busy_until) + self._seconds
             time.sleep(self._busy_until - now)
 
-    def _check_row(self, row: int) -> None:
+    def _check_row(self, row: int, start: int) -> None:
+        """All that the row's tokens from `start` on can see is what was computed for them."""
         positions = np.arange(self._computed[row])
         rows = np.full(len(positions), row)
-        for group in range(len(self._tables)):
+        for group, spec in enumerate(self._facts.kv_groups):
             expected = np.cumsum(self._terms(group, rows, positions), dtype=np.uint64)
-            if not np.array_equal(self._kv[self._slots(group, rows, positions)], expected):
+            seen = positions >= start - spec.window + 1 if spec.window else positions >= 0
+            if not np.array_equal(self._kv[self._slots(group, rows, positions)][seen], expected[seen]):
                 raise AssertionError(f"row {row}: the KV cache does not hold what the row computed")

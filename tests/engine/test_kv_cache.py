@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servelite.engine.kv_cache import BlockPool, InvariantError, KVCacheManager
+from servelite.engine.block_pool import BlockPool
+from servelite.engine.invariants import InvariantError
+from servelite.engine.kv_cache import KVCacheManager
 from servelite.ipc.messages import KVGroup
 
 FULL = KVGroup("full", (0,), 64)
@@ -49,7 +51,7 @@ def test_only_new_blocks_are_told() -> None:
 
 
 def test_a_free_block_can_be_taken_from_the_middle_of_the_list() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, 1)
     pool.share(2)
     assert pool.free_blocks() == [0, 1, 3] and pool.num_free == 3
     pool.share(2)
@@ -60,7 +62,7 @@ def test_a_free_block_can_be_taken_from_the_middle_of_the_list() -> None:
 
 
 def test_misuse_is_an_error_and_check_finds_wrong_books() -> None:
-    pool = BlockPool(1)
+    pool = BlockPool(1, 1)
     with pytest.raises(InvariantError):
         pool.release(0)
     pool.take()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from servelite.ipc.messages import FinishReason, Plan, unpack
+from servelite.engine.outbox import Outbox
+from servelite.ipc.messages import FinishReason, Load, Plan, TokenLogprobs, unpack
 from servelite.ipc.states import State
+from servelite.worker.base import StepFailedError
 from tests.engine_harness import CLIENT, Harness, prompt, simulated
 
 
@@ -219,6 +223,8 @@ def test_the_queue_is_bounded_in_requests_and_in_tokens() -> None:
         ({"prompt": [1], "max_tokens": 0}, "invalid_max_tokens", "0"),
         ({"prompt": prompt(250), "max_tokens": 7}, "context_length_exceeded", "256"),
         ({"prompt": [1], "logprobs": 2}, "unsupported", "logprobs"),
+        ({"prompt": [1], "prompt_logprobs": 0}, "unsupported", "prompt_logprobs"),
+        ({"prompt": [1] * 9, "block_hashes": b"short"}, "invalid_prompt", "hashes"),
         ({"prompt": [1], "grammar": "x"}, "unsupported", "grammar"),
         ({"prompt": [1], "produced": [5] * 8}, "invalid_max_tokens", "8"),
     ],
@@ -267,4 +273,70 @@ def test_an_idle_engine_blocks_and_a_busy_one_does_not() -> None:
     harness.turn(2)
     assert harness.mailbox.waits == [None, None, 0.0]
     harness.drain()
+    harness.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_failed_step_costs_time_and_no_tokens(depth: int) -> None:
+    requests = [{"prompt": prompt(20 + i, i), "max_tokens": 12, "seed": i} for i in range(4)]
+    expected = [alone(request) for request in requests]
+    harness = simulated(async_depth=depth)
+    numbers = [harness.add(**request) for request in requests]
+    fail_steps(harness, {2, 7, 8})
+    harness.drain()
+    assert [harness.answers[n].tokens for n in numbers] == expected
+    assert harness.mailbox.load.preemptions >= 4
+    harness.assert_empty()
+    harness.close()
+
+
+def test_a_request_whose_steps_keep_failing_is_given_up_and_the_engine_goes_on() -> None:
+    harness = simulated()
+    number = harness.add(prompt(20), max_tokens=12)
+    fail_steps(harness, {3, 4, 5})
+    harness.drain()
+    error = harness.answers[number].error
+    assert error is not None and (error.status, error.code) == (500, "step_failed")
+    fine = harness.add(prompt(20), max_tokens=3)
+    harness.drain()
+    assert len(harness.answers[fine].tokens) == 3
+    harness.assert_empty()
+    harness.close()
+
+
+def fail_steps(harness: Harness, steps: set[int]) -> None:
+    """These steps raise after they wrote what they would have written."""
+    runner = harness.executor._runner
+    forward = runner.forward
+
+    def failing(plan: Plan) -> None:
+        forward(plan)
+        if plan.step in steps:
+            raise StepFailedError("a fault of the test's")
+
+    runner.forward = failing  # type: ignore[method-assign]
+
+
+def test_logprobs_of_two_steps_published_at_once_follow_one_another() -> None:
+    outbox, load = Outbox(), Load()
+    for index in (3, 4):
+        outbox.add_logprobs(CLIENT, 7, TokenLogprobs(index, 1, bytes([index]) * 4, b"", b""))
+    outbox.add_prompt_logprobs(CLIENT, 7, TokenLogprobs(1, 0, b"abcd", b"", b""))
+    outputs = outbox.take(1, load)[CLIENT]
+    assert outputs.logprobs == {7: TokenLogprobs(3, 1, b"\3\3\3\3\4\4\4\4", b"", b"")}
+    assert outputs.prompt_logprobs[7].chosen == b"abcd"
+    assert outbox.take(2, load) == {}
+
+
+def test_prompt_logprobs_ask_for_logits_of_every_chunk_and_skip_the_cache() -> None:
+    harness = simulated(max_num_batched_tokens=16)
+    harness.core._admission = replace(harness.core._admission, features=("logprobs",))
+    harness.add(prompt(40), max_tokens=2)
+    harness.drain()
+    plans = watch_plans(harness)
+    harness.add(prompt(40), max_tokens=3, prompt_logprobs=0)
+    harness.drain()
+    assert [unpack(p.num_logits).tolist() for p in plans] == [[16], [16], [8], [1], [1]]
+    assert harness.scheduler.totals.prefix_hits == 0
+    harness.assert_empty()
     harness.close()
