@@ -140,19 +140,19 @@ class Harness:
     def drain(self, limit: int = 100_000) -> None:
         """Turn until nothing is left to do."""
         for _ in range(limit):
-            if not self.mailbox.inbox and self.scheduler.idle and not self.core._in_flight:
+            if not self.mailbox.inbox and self.scheduler.requests.idle and not self.core._in_flight:
                 break
             self.core.iterate()
         else:
             raise AssertionError(f"not idle after {limit} turns")
-        self.scheduler.check()
+        self.scheduler.requests.check()
 
     def assert_empty(self) -> None:
         """All blocks and rows are free."""
         kv = self.scheduler.kv
         assert kv.num_free == kv.pool.num_blocks
-        assert len(self.scheduler.rows.free) == self.settings.max_num_seqs
-        assert not self.scheduler._requests
+        assert len(self.scheduler.requests.rows.free) == self.settings.max_num_seqs
+        assert not self.scheduler.requests._requests
 
     def close(self) -> None:
         self.executor.close()

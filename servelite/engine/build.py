@@ -8,10 +8,12 @@ from servelite import config
 from servelite.engine.admission import Admission
 from servelite.engine.core import EngineCore
 from servelite.engine.kv_cache import KVCacheManager
+from servelite.engine.lifecycle import RequestLifecycle, WaitingLimits
 from servelite.engine.mailbox import Mailbox
 from servelite.engine.outbox import Outbox
 from servelite.engine.policies import make_policy
-from servelite.engine.scheduler import Scheduler, SchedulerLimits
+from servelite.engine.request import RowTable
+from servelite.engine.scheduler import Scheduler
 from servelite.executor.base import Executor
 from servelite.ipc.messages import CONTRACT_VERSION, Ready
 from servelite.ipc.progress import ProgressPage
@@ -38,16 +40,16 @@ def build_engine(
         facts.max_model_len,
         prefix_caching=settings.enable_prefix_caching,
     )
-    limits = SchedulerLimits(
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=facts.max_model_len,
-        max_waiting_requests=settings.max_waiting_requests,
-        max_waiting_tokens=settings.max_waiting_tokens,
+    requests = RequestLifecycle(
+        RowTable(settings.max_num_seqs, facts.max_model_len),
+        WaitingLimits(settings.max_waiting_requests, settings.max_waiting_tokens),
+        kv,
+        make_policy(settings.scheduling_policy),
+        outbox,
     )
     progress.begin_epoch(epoch)
     return EngineCore(
-        Scheduler(limits, kv, make_policy(settings.scheduling_policy), outbox, epoch=epoch),
+        Scheduler(requests, kv, outbox, max_num_batched_tokens=settings.max_num_batched_tokens, epoch=epoch),
         Admission(
             facts.max_model_len,
             facts.vocab_size,

@@ -41,7 +41,8 @@ class EngineCore:
         check: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._scheduler, self._admission, self._executor = scheduler, admission, executor
+        self._scheduler, self._requests = scheduler, scheduler.requests
+        self._admission, self._executor = admission, executor
         self._mailbox, self._outbox, self._progress = mailbox, outbox, progress
         self._depth, self._check, self._clock = depth, check, clock
         self._in_flight: deque[InFlight] = deque()
@@ -56,10 +57,11 @@ class EngineCore:
 
     def iterate(self) -> None:
         """One turn of the loop."""
-        scheduler, executor, in_flight = self._scheduler, self._executor, self._in_flight
-        self._take_messages(block=not in_flight and scheduler.idle)
+        scheduler, requests, executor = self._scheduler, self._requests, self._executor
+        in_flight = self._in_flight
+        self._take_messages(block=not in_flight and requests.idle)
         plan = scheduler.schedule()
-        if plan is None and not in_flight and not scheduler.idle:
+        if plan is None and not in_flight and not requests.idle:
             raise InvariantError("requests wait, nothing is in flight, and nothing can be scheduled")
         if plan is not None:
             self._progress.start_step(plan.step, *scheduler.in_step(plan))
@@ -79,7 +81,7 @@ class EngineCore:
             self._scheduler.update(step.plan, result)
             self._progress.complete_step(step.plan.step)
         if self._check:
-            self._scheduler.check()
+            self._requests.check()
 
     def _void(self, failed: InFlight, error: StepFailedError) -> None:
         """A step gave nothing: those after it computed on what it should have written."""
@@ -95,7 +97,7 @@ class EngineCore:
     def _take_messages(self, *, block: bool) -> None:
         timeout: float | None = 0.0
         if block:
-            deadline = self._scheduler.next_deadline()
+            deadline = self._requests.next_deadline()
             timeout = None if deadline is None else max(0.0, deadline - self._clock())
         for client, event in self._mailbox.receive(timeout):
             self._handle(client, event)
@@ -106,32 +108,32 @@ class EngineCore:
                 self._add(client, event)
             case Abort():
                 for number in unpack(event.requests, NUMBER).tolist():
-                    self._scheduler.abort((client, number))
+                    self._requests.abort((client, number))
             case ClientGone():
-                self._scheduler.abort_client(client)
+                self._requests.abort_client(client)
             case Stop():
                 self._stop()
 
     def _add(self, client: int, add: Add) -> None:
-        if self._scheduler.find((client, add.request)) is not None:
+        if self._requests.find((client, add.request)) is not None:
             return  # a duplicate
         request = self._admission.request_of(client, add, self._clock())
-        if not isinstance(request, RequestError) and self._scheduler.queue_is_full(add):
+        if not isinstance(request, RequestError) and self._requests.queue_is_full(add):
             request = QUEUE_FULL
         if isinstance(request, RequestError):
             self._outbox.add_error(client, add.request, request)
         else:
-            self._scheduler.add(request)
+            self._requests.add(request)
 
     def _stop(self) -> None:
         self._serving = False
         while self._in_flight:
             self._complete(self._in_flight.popleft())
-        self._scheduler.shut_down()
+        self._requests.shut_down()
 
     def _publish(self) -> None:
         """One message to each front end that has something, or whose knowledge of the load is old."""
-        load, step = self._scheduler.load(), self._scheduler.totals.steps
+        load, step = self._scheduler.load(), self._requests.totals.steps
         messages = self._outbox.take(step, load)
         clients = self._mailbox.clients()
         if load != self._published or clients != self._known_clients:

@@ -11,9 +11,6 @@ completed; only then may another request get them.
 
 from __future__ import annotations
 
-import bisect
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,13 +19,11 @@ import numpy.typing as npt
 
 from servelite.engine.invariants import InvariantError
 from servelite.engine.kv_cache import KVCacheManager
+from servelite.engine.lifecycle import RequestLifecycle
 from servelite.engine.outbox import Outbox
-from servelite.engine.policies.base import Policy
-from servelite.engine.request import STOP_COLUMNS, Request, RowTable, WaitingOn
-from servelite.engine.waiting import WaitingQueue
+from servelite.engine.request import STOP_COLUMNS, Request
 from servelite.ipc.messages import (
     FLAG,
-    Add,
     FinishReason,
     Load,
     NewRow,
@@ -50,38 +45,9 @@ _MOST_FAILED_STEPS: Final = 3
 """Failed steps in a row after which a request is taken for the cause."""
 
 STEP_FAILED: Final = RequestError(500, "step_failed", "the engine could not compute this request")
-DEADLINE_EXCEEDED: Final = RequestError(
-    503, "deadline_exceeded", "the request's deadline passed while it waited"
-)
-SHUTTING_DOWN: Final = RequestError(503, "server_shutting_down", "the server is shutting down")
 CORRUPTED: Final = RequestError(
     500, "non_finite_logits", "the model's output for this request was not finite"
 )
-
-
-@dataclass
-class Totals:
-    """Counters since the engine's start."""
-
-    steps: int = 0
-    scheduled_tokens: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    aborted: int = 0
-    corrupted: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-
-
-@dataclass
-class SchedulerLimits:
-    """The bounds a scheduler keeps to."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    max_waiting_requests: int
-    max_waiting_tokens: int
 
 
 @dataclass
@@ -99,181 +65,42 @@ class _Draft:
 
 
 class Scheduler:
-    """Owns every request the engine knows, the waiting queue and the rows."""
+    """Plans steps and takes their results in, for the requests of one `RequestLifecycle`."""
 
     def __init__(
         self,
-        limits: SchedulerLimits,
+        requests: RequestLifecycle,
         kv: KVCacheManager,
-        policy: Policy,
         outbox: Outbox,
         *,
-        epoch: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        max_num_batched_tokens: int,
+        epoch: int,
     ) -> None:
-        self.limits = limits
+        self.requests = requests
         self.kv = kv
-        self.rows = RowTable(limits.max_num_seqs, limits.max_model_len)
-        self.waiting = WaitingQueue()
-        self.totals = Totals()
-        self._policy = policy
+        self._rows = requests.rows
+        self._waiting = requests.waiting
         self._outbox = outbox
+        self._budget = max_num_batched_tokens
         self._epoch = epoch
-        self._clock = clock
-        self._requests: dict[tuple[int, int], Request] = {}
-        self._followers: dict[tuple[int, int], list[Request]] = {}  # parked, by the key they wait for
-        self._order: list[int] = []  # running rows by rank
-        self._new_rows: list[Request] = []  # seated since the last plan
-        self._freeing = 0  # blocks held only by steps in flight
-        self._arrivals = 0
         self._step = 0
-        self._deadlines = 0  # requests in the queue or parked that have one
-
-    # ------------------------------------------------------------ what happens to a request
-
-    def add(self, request: Request) -> None:
-        """Queue a request that the engine can serve. A duplicate is ignored."""
-        if request.key in self._requests:
-            return
-        request.rank = self._policy.rank(request, self._arrivals)
-        self._arrivals += 1
-        self._requests[request.key] = request
-        self._deadlines += request.deadline is not None
-        leader = self._requests.get((request.client, request.add.prefix_of))
-        if leader is not None and leader.first_token is None:
-            request.state, request.waiting_on = State.PARKED, WaitingOn.PREFIX
-            self._followers.setdefault(leader.key, []).append(request)
-        else:
-            self._enqueue(request)
-
-    def find(self, key: tuple[int, int]) -> Request | None:
-        """The request, unless it is over or was never there."""
-        return self._requests.get(key)
-
-    def queue_is_full(self, add: Add) -> bool:
-        """Whether the request would exceed what may wait (the front ends' own bound is tighter)."""
-        limits, queued = self.limits, len(self.waiting) + self._num_parked()
-        if queued >= limits.max_num_seqs + limits.max_waiting_requests:
-            return True
-        return queued > 0 and self.waiting.num_tokens + len(add.prompt) // 4 > limits.max_waiting_tokens
-
-    def abort(self, key: tuple[int, int]) -> None:
-        """End a request nobody waits for, in whatever state it is. Idempotent."""
-        request = self._requests.get(key)
-        if request is not None and request.state is not State.FINISHING:
-            self.totals.aborted += 1
-            self._end(request)
-
-    def abort_client(self, client: int) -> None:
-        """End everything of a front end that is gone."""
-        for key in [key for key in self._requests if key[0] == client]:
-            self.abort(key)
-
-    def shut_down(self) -> None:
-        """End every request with an error. No step may be in flight."""
-        for request in list(self._requests.values()):
-            self._fail(request, SHUTTING_DOWN)
-
-    def _enqueue(self, request: Request) -> None:
-        request.state, request.waiting_on = State.WAITING, None
-        self.waiting.push(request)
-
-    def _fail(self, request: Request, error: RequestError) -> None:
-        if request.state is not State.FINISHING:
-            self._outbox.add_error(request.client, request.add.request, error)
-            self._end(request)
-
-    def _end(self, request: Request) -> None:
-        """The request is over for its client; its blocks go now, or with its last step in flight."""
-        self._unpark_followers(request)
-        if request.row < 0:
-            self._leave_queue(request)
-            self._forget(request)
-            return
-        if request.state is not State.PREEMPTED:  # else it has left the running order already
-            self._stop_running(request)
-        request.state = State.FINISHING
-        if self.rows.in_flight[request.row] == 0:
-            self._release(request)
-
-    def _leave_queue(self, request: Request) -> None:
-        if request.state is State.PARKED:
-            leader = (request.client, request.add.prefix_of)
-            self._followers[leader].remove(request)
-            if not self._followers[leader]:
-                del self._followers[leader]
-        else:
-            self.waiting.drop(request)
-        self._deadlines -= request.deadline is not None
-
-    def _forget(self, request: Request) -> None:
-        request.state = State.FINISHED
-        del self._requests[request.key]
-
-    def _stop_running(self, request: Request) -> None:
-        self.rows.running[request.row] = False
-        self._order.remove(request.row)
-        self._freeing += self.kv.held(request.row)
-
-    def _release(self, request: Request) -> None:
-        """Take row and blocks back: no step that touches them is in flight."""
-        self._freeing -= self.kv.held(request.row)
-        self.kv.free(request.row)
-        self.rows.unseat(request)
-        if request.state is State.PREEMPTED:
-            self._requeue(request)
-        else:
-            self._forget(request)
-
-    def _requeue(self, request: Request) -> None:
-        # Stays PREEMPTED while it waits: its deadline counted only until its first admission.
-        self.waiting.push(request)
-        self._deadlines += request.deadline is not None
-
-    def _unpark_followers(self, leader: Request) -> None:
-        for request in self._followers.pop(leader.key, ()):
-            self._enqueue(request)
 
     # ------------------------------------------------------------ a step's plan
 
     def schedule(self) -> Plan | None:
         """The next step, or None where nothing can run now."""
-        if self._deadlines:
-            self._expire()
-        draft = _Draft(self.limits.max_num_batched_tokens)
-        if self._order:
+        self.requests.expire()
+        draft = _Draft(self._budget)
+        if self.requests.order:
             self._schedule_running(draft)
-        if len(self.waiting) and not draft.preempted:
+        if len(self._waiting) and not draft.preempted:
             self._admit(draft)
-        draft.decodes = draft.decodes[self.rows.running[draft.decodes]]  # less those a prefill preempted
+        draft.decodes = draft.decodes[self._rows.running[draft.decodes]]  # less those a prefill preempted
         return self._compose(draft) if draft.prefills or len(draft.decodes) else None
-
-    def next_deadline(self) -> float | None:
-        """When the first queued request expires, on the engine's clock."""
-        if not self._deadlines:
-            return None
-        return min(
-            (r.deadline for r in self._requests.values() if r.deadline is not None and self._may_expire(r)),
-            default=None,
-        )
-
-    @staticmethod
-    def _may_expire(request: Request) -> bool:
-        return request.state in (State.WAITING, State.PARKED) and request.admitted is None
-
-    def _expire(self) -> None:
-        now = self._clock()
-        expired = [
-            r
-            for r in self._requests.values()
-            if r.deadline is not None and self._may_expire(r) and r.deadline <= now
-        ]
-        for request in expired:
-            self._fail(request, DEADLINE_EXCEEDED)
 
     def _schedule_running(self, draft: _Draft) -> None:
         """Decodes first, so that they never wait for a prefill; then prefills share what is left."""
-        columns, rows = self.rows, np.asarray(self._order, dtype=np.int32)
+        columns, rows = self._rows, np.asarray(self.requests.order, dtype=np.int32)
         want = np.minimum(columns.num_tokens[rows], columns.limit[rows]) - columns.num_computed[rows]
         decodes, prefills = rows[want == 1], rows[want > 1]
         end = columns.num_computed[decodes] + 1
@@ -290,11 +117,11 @@ class Scheduler:
                 self._schedule_prefill(row, others=len(prefills) - position - 1, draft=draft)
 
     def _schedule_prefill(self, row: int, others: int, draft: _Draft) -> None:
-        columns = self.rows
+        columns = self._rows
         computed = int(columns.num_computed[row])
         want = min(int(columns.num_tokens[row]), int(columns.limit[row])) - computed
         count = min(want, self._share(draft, others))
-        if row == self._order[0] and not self.kv.grow(row, computed + count):
+        if row == self.requests.order[0] and not self.kv.grow(row, computed + count):
             # The first-ranked request always moves on, at others' cost: no deadlock.
             self._make_room(row, computed + 1, draft)
         room = int(self.kv.counts[:, row].min()) * self.kv.block_size - computed
@@ -306,7 +133,7 @@ class Scheduler:
     def _share(self, draft: _Draft, others: int) -> int:
         """Tokens the next prefill may take: half of what is left while others wait, so that a short
         prompt behind a long one starts soon."""
-        others_wait = others > 0 or (len(self.waiting) > 0 and len(self.rows.free) > 0)
+        others_wait = others > 0 or (len(self._waiting) > 0 and len(self._rows.free) > 0)
         return max(1, draft.budget // 2) if others_wait else draft.budget
 
     def _make_room(self, row: int, num_tokens: int, draft: _Draft) -> bool:
@@ -315,24 +142,24 @@ class Scheduler:
         False where it has to wait for blocks that steps in flight still hold, or was itself the victim.
         """
         while not self.kv.grow(row, num_tokens):
-            if self.kv.num_free + self._freeing >= self.kv.missing(row, num_tokens):
+            if self.kv.num_free + self.requests.freeing >= self.kv.missing(row, num_tokens):
                 return False  # enough is on its way
             victim = self._victim()
             if victim is None:
                 return False
             draft.prefills.pop(victim, None)
             draft.preempted = True
-            self._preempt(victim)
+            self.requests.preempt(victim)
             if victim == row:
                 return False
         return True
 
     def _victim(self) -> int | None:
         """Of the lowest class that runs, the row that costs least to recompute; never the first-ranked."""
-        candidates = self._order[1:]
+        candidates = self.requests.order[1:]
         if not candidates:
             return None
-        requests = self.rows.requests
+        requests = self._rows.requests
         ranks = {row: request.rank for row in candidates if (request := requests[row]) is not None}
         lowest = max(rank[0] for rank in ranks.values())
         in_class = [row for row in candidates if ranks[row][0] == lowest]
@@ -340,23 +167,12 @@ class Scheduler:
 
     def _cost(self, row: int) -> int:
         """Tokens to compute again if the row is preempted."""
-        return max(0, int(self.rows.num_computed[row]) - self.kv.shared_tokens(row))
-
-    def _preempt(self, row: int) -> None:
-        request = self._at(row)
-        request.preemptions += 1
-        request.lost_tokens = int(self.rows.num_computed[row])
-        self.totals.preemptions += 1
-        self._stop_running(request)
-        request.state = State.PREEMPTED
-        # A placeholder of this step, if any, was never submitted; those of steps in flight arrive.
-        if self.rows.in_flight[row] == 0:
-            self._release(request)
+        return max(0, int(self._rows.num_computed[row]) - self.kv.shared_tokens(row))
 
     def _admit(self, draft: _Draft) -> None:
         """Seat waiting requests by rank while budget, rows and blocks last; the first misfit ends it."""
-        while draft.budget > 0 and self.rows.free and (request := self.waiting.peek()) is not None:
-            reserve = int(self.kv.pool.num_blocks * _WATERMARK) if self._order else 0
+        while draft.budget > 0 and self._rows.free and (request := self._waiting.peek()) is not None:
+            reserve = int(self.kv.pool.num_blocks * _WATERMARK) if self.requests.order else 0
             if self.kv.num_free <= reserve:
                 return
             # The last token is always computed: its logits are what the answer begins with.
@@ -366,50 +182,35 @@ class Scheduler:
             hit = self.kv.find_hit(request.names, limit, self._step + 1)
             cached = hit.num_blocks * self.kv.block_size
             want = min(len(request.tokens), request.max_total - 1) - cached
-            others = len(self.waiting) > 1 and len(self.rows.free) > 1
+            others = len(self._waiting) > 1 and len(self._rows.free) > 1
             count = min(want, max(1, draft.budget // 2) if others else draft.budget)
             blocks = -(-(cached + count) // self.kv.block_size) - hit.num_blocks
             need = blocks * len(self.kv.groups) + hit.num_free(self.kv.pool)
             if need + reserve > self.kv.num_free:
                 return
-            self._leave_queue(request)
-            self._seat(request, cached)
+            self.requests.leave_queue(request)
+            self.requests.seat(request, cached)
             self.kv.adopt(request.row, hit)
             self.kv.grow(request.row, cached + count)
             draft.give(request.row, count)
 
-    def _seat(self, request: Request, cached: int) -> None:
-        row = self.rows.seat(request, cached)
-        request.state, request.distrusted = State.RUNNING, False
-        request.hit_blocks = cached // self.kv.block_size
-        if request.admitted is None:
-            request.admitted, request.cached_tokens = self._clock(), cached
-            self.totals.prefix_queries += len(request.tokens)
-            self.totals.prefix_hits += cached
-        else:
-            again = max(0, request.lost_tokens - cached)
-            request.recomputed_tokens += again
-            self.totals.recomputed_tokens += again
-        bisect.insort(self._order, row, key=lambda other: self._at(other).rank)
-        self._new_rows.append(request)
-
     def _compose(self, draft: _Draft) -> Plan:
         """Turn the draft into a plan and count its tokens as submitted."""
         self._step += 1
-        columns = self.rows
+        columns = self._rows
         prefills = np.asarray(list(draft.prefills.items()), dtype=np.int32).reshape(-1, 2)
         rows = np.concatenate([draft.decodes, prefills[:, 0]])
         counts = np.concatenate([np.ones_like(draft.decodes), prefills[:, 1]])
-        new_rows = tuple(self._introduce(request) for request in self._new_rows)
-        self._new_rows.clear()
+        new_rows = tuple(self._introduce(request) for request in self.requests.new_rows)
+        self.requests.new_rows.clear()
         columns.num_computed[rows] += counts
         samples = columns.num_computed[rows] == columns.num_tokens[rows]
         columns.num_tokens[rows] += samples  # a placeholder each
         columns.in_flight[rows] += 1
         self._publish_full_blocks(rows)
         block_counts, block_ids = self.kv.untold(rows)
-        self.totals.steps += 1
-        self.totals.scheduled_tokens += int(counts.sum())
+        self.requests.totals.steps += 1
+        self.requests.totals.scheduled_tokens += int(counts.sum())
         return Plan(
             epoch=self._epoch,
             step=self._step,
@@ -427,16 +228,17 @@ class Scheduler:
         self, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], samples: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.int32]:
         """1 for a row that samples; all of a prompt's chunk where its logprobs are wanted."""
-        whole = self.rows.prompt_logprobs[rows] & (counts > 1)
+        in_prompt = self._rows.num_computed[rows] - counts < self._rows.prompt_len[rows]
+        whole = self._rows.prompt_logprobs[rows] & in_prompt
         return np.where(whole, counts, samples).astype(np.int32)
 
     def _publish_full_blocks(self, rows: npt.NDArray[np.int32]) -> None:
         """Offer blocks that are full, with all tokens known and submitted, to the prefix cache."""
-        columns, size = self.rows, self.kv.block_size
+        columns, size = self._rows, self.kv.block_size
         full = np.minimum(columns.num_computed[rows], columns.num_known[rows]) // size
         for at in np.flatnonzero(full > self.kv.published[rows]):
             row, count = int(rows[at]), int(full[at])
-            request = self._at(row)
+            request = self.requests.at(row)
             names, add = request.names, request.add
             while len(names) < count:
                 parent = names[-1] if names else root_hash(add.cache_salt, add.adapter)
@@ -447,7 +249,7 @@ class Scheduler:
     def _introduce(self, request: Request) -> NewRow:
         return NewRow(
             row=request.row,
-            generation=int(self.rows.generation[request.row]),
+            generation=int(self._rows.generation[request.row]),
             tokens=pack(request.tokens),
             prompt_len=request.prompt_len,
             num_computed=request.hit_blocks * self.kv.block_size,
@@ -461,7 +263,7 @@ class Scheduler:
 
     def update(self, plan: Plan, result: StepResult) -> None:
         """Take in the result of the oldest step in flight."""
-        columns = self.rows
+        columns = self._rows
         planned = unpack(plan.rows)
         sampled = unpack(result.counts) > 0
         rows, tokens = unpack(result.rows)[sampled], unpack(result.tokens)
@@ -479,7 +281,7 @@ class Scheduler:
         for row in planned[(columns.in_flight[planned] == 0) & ~columns.running[planned]].tolist():
             request = columns.requests[row]
             if request is not None:
-                self._release(request)
+                self.requests.release(request)
 
     def _note_logprobs(self, result: StepResult) -> None:
         for by_row, add in (
@@ -487,7 +289,7 @@ class Scheduler:
             (result.prompt_logprobs, self._outbox.add_prompt_logprobs),
         ):
             for row, logprobs in by_row.items():
-                request = self.rows.requests[row]
+                request = self._rows.requests[row]
                 if request is not None and request.state is not State.FINISHING and not request.distrusted:
                     add(request.client, request.add.request, logprobs)
 
@@ -495,7 +297,7 @@ class Scheduler:
         self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32], flags: npt.NDArray[np.int8]
     ) -> None:
         """Sampled tokens become known; rows that end with them end."""
-        columns = self.rows
+        columns = self._rows
         for row in rows[(flags & RowFlag.NON_FINITE).astype(bool)].tolist():
             self._corrupt(row)
         live = np.ones(len(rows), dtype=bool)
@@ -512,54 +314,54 @@ class Scheduler:
         finish = self._finish_reasons(rows, tokens)
         self._outbox.add_tokens(columns.client[rows], columns.number[rows], index, finish, tokens)
         for row in rows[index == 0].tolist():
-            self._mark_first_token(self._at(row))
+            self._mark_first_token(self.requests.at(row))
         for row in rows[finish != FinishReason.NONE].tolist():
-            request = self._at(row)
+            request = self.requests.at(row)
             self._outbox.add_timings(request.client, request.add.request, self._timings(request))
-            self._end(request)
+            self.requests.end(request)
 
     def _forgive(self, rows: npt.NDArray[np.int32]) -> None:
         """Rows that got a token did not fail this time."""
-        for row in rows[self.rows.suspect[rows]].tolist():
-            self._at(row).failed_steps = 0
-            self.rows.suspect[row] = False
+        for row in rows[self._rows.suspect[rows]].tolist():
+            self.requests.at(row).failed_steps = 0
+            self._rows.suspect[row] = False
 
     def _corrupt(self, row: int) -> None:
         """A row was not finite: it ends, nobody finds what it computed, and who shares that computes
         anew, tokens still in flight included."""
-        request = self.rows.requests[row]
+        request = self._rows.requests[row]
         if request is None or request.state is State.FINISHING or request.distrusted:
             return  # it is over, or computes anew already
-        self.totals.corrupted += 1
+        self.requests.totals.corrupted += 1
         suspects, seen = [row], set[int]()
         while suspects:
             suspect = suspects.pop()
             seen.add(suspect)
-            suspects += self.kv.retract(suspect, self._at(suspect).hit_blocks) - seen
+            suspects += self.kv.retract(suspect, self.requests.at(suspect).hit_blocks) - seen
         for sharer in seen - {row}:
-            if self.rows.running[sharer]:
-                self._at(sharer).distrusted = True
-                self._preempt(sharer)
-        self._fail(request, CORRUPTED)
+            if self._rows.running[sharer]:
+                self.requests.at(sharer).distrusted = True
+                self.requests.preempt(sharer)
+        self.requests.fail(request, CORRUPTED)
 
     def _finish_reasons(
         self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int8]:
-        columns = self.rows
+        columns = self._rows
         stopped = (columns.stop_ids[rows] == tokens[:, None]).any(axis=1)
         for at in np.flatnonzero(columns.many_stops[rows]):
-            stops = self._at(int(rows[at])).add.sampling.stop_token_ids
+            stops = self.requests.at(int(rows[at])).add.sampling.stop_token_ids
             stopped[at] |= int(tokens[at]) in stops[STOP_COLUMNS:]
         full = columns.num_known[rows] > columns.limit[rows]
         finish = np.where(full, FinishReason.LENGTH, FinishReason.NONE)
         return np.where(stopped, FinishReason.STOP, finish).astype(np.int8)
 
     def _mark_first_token(self, request: Request) -> None:
-        request.first_token = self._clock()
-        self._unpark_followers(request)
+        request.first_token = self.requests.clock()
+        self.requests.unpark_followers(request)
 
     def _timings(self, request: Request) -> Timings:
-        now = self._clock()
+        now = self.requests.clock()
         admitted = request.arrived if request.admitted is None else request.admitted
         first = now if request.first_token is None else request.first_token
         return Timings(
@@ -571,12 +373,6 @@ class Scheduler:
             recomputed_tokens=request.recomputed_tokens,
         )
 
-    def _at(self, row: int) -> Request:
-        request = self.rows.requests[row]
-        if request is None:
-            raise InvariantError(f"row {row} has no request")
-        return request
-
     def void_steps(self, first: int) -> None:
         """Step `first` and all after it gave nothing; none is in flight any more.
 
@@ -584,34 +380,26 @@ class Scheduler:
         keep failing is given up: it may be the cause.
         """
         self.kv.pool.unpublish_from(first)
-        self.rows.in_flight[:] = 0
-        for request in [request for request in self.rows.requests if request is not None]:
+        self._rows.in_flight[:] = 0
+        for request in [request for request in self._rows.requests if request is not None]:
             if request.state is not State.RUNNING:
-                self._release(request)
+                self.requests.release(request)
                 continue
             request.failed_steps += 1
             if request.failed_steps == _MOST_FAILED_STEPS:
-                self._fail(request, STEP_FAILED)
+                self.requests.fail(request, STEP_FAILED)
             else:
-                self._preempt(request.row)
+                self.requests.preempt(request.row)
 
     # ------------------------------------------------------------ state for others
 
-    @property
-    def idle(self) -> bool:
-        """Nothing runs or waits for a row (what is parked waits for something that runs)."""
-        return not self._order and not len(self.waiting)
-
-    def _num_parked(self) -> int:
-        return sum(len(followers) for followers in self._followers.values())
-
     def load(self) -> Load:
         """The present state and the totals."""
-        t = self.totals
+        t = self.requests.totals
         return Load(
-            running=len(self._order),
-            waiting=len(self.waiting) + self._num_parked(),
-            waiting_tokens=self.waiting.num_tokens,
+            running=len(self.requests.order),
+            waiting=len(self._waiting) + self.requests.num_parked(),
+            waiting_tokens=self._waiting.num_tokens,
             free_blocks=self.kv.num_free,
             steps=t.steps,
             scheduled_tokens=t.scheduled_tokens,
@@ -626,25 +414,4 @@ class Scheduler:
     def in_step(self, plan: Plan) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """(clients, request numbers) of the plan's rows, for the progress page."""
         rows = unpack(plan.rows)
-        return self.rows.client[rows], self.rows.number[rows]
-
-    def check(self) -> None:
-        """Raise InvariantError unless every book agrees with every other. Tests and --debug only."""
-        self.kv.check()
-        columns = self.rows
-        seated = [row for row, request in enumerate(columns.requests) if request is not None]
-        if sorted(seated + columns.free) != list(range(columns.num_rows)):
-            raise InvariantError("a row is neither free nor seated, or both")
-        if sorted(self._order) != np.flatnonzero(columns.running).tolist():
-            raise InvariantError("the running order and the running column differ")
-        if [self._at(row).rank for row in self._order] != sorted(self._at(row).rank for row in self._order):
-            raise InvariantError("the running order is not by rank")
-        for row in columns.free:
-            if self.kv.held(row) or columns.in_flight[row]:
-                raise InvariantError(f"free row {row} holds blocks or is in flight")
-        held = sum(self.kv.held(row) for row in seated if not columns.running[row])
-        if held != self._freeing:
-            raise InvariantError(f"{held} blocks are on their way back, {self._freeing} counted")
-        for request in self._requests.values():
-            if (request.row >= 0) != (request.key in {self._at(row).key for row in seated}):
-                raise InvariantError(f"request {request.key} is {request.state} and has row {request.row}")
+        return self._rows.client[rows], self._rows.number[rows]

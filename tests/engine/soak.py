@@ -97,15 +97,15 @@ class Episode:
                 self.aborted.add(number)
                 self.harness.abort(number)
             self._turn()
-        self.harness.scheduler.check()
+        self.harness.scheduler.requests.check()
         self.harness.assert_empty()
         self._compare()
         self.harness.close()
-        return self.harness.scheduler.totals.steps
+        return self.harness.scheduler.requests.totals.steps
 
     def _over(self) -> bool:
         harness = self.harness
-        return harness.scheduler.idle and not harness.core._in_flight and not harness.mailbox.inbox
+        return harness.scheduler.requests.idle and not harness.core._in_flight and not harness.mailbox.inbox
 
     def _turn(self) -> None:
         self.turns += 1
@@ -115,7 +115,7 @@ class Episode:
             assert not late, f"requests {late} did not end within their bound"
 
     def _open(self, number: int) -> bool:
-        return self.harness.scheduler.find((CLIENT, number)) is not None
+        return self.harness.scheduler.requests.find((CLIENT, number)) is not None
 
     def _arrive(self) -> None:
         rng = self.rng

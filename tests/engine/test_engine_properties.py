@@ -79,7 +79,7 @@ def test_whatever_comes_the_books_hold_and_answers_are_those_given_alone(
             for number in [n for at, n in aborts if at == turn]:
                 harness.abort(number)
             harness.turn()
-            harness.scheduler.check()
+            harness.scheduler.requests.check()
         whole = alone(arrival.length, arrival.salt, arrival.max_tokens, windows, False)
         number = harness.add(
             shared_prompt(arrival.length, arrival.salt),
@@ -96,7 +96,7 @@ def test_whatever_comes_the_books_hold_and_answers_are_those_given_alone(
         for number in [n for at, n in aborts if at == turn]:
             harness.abort(number)
         harness.turn()
-        harness.scheduler.check()
+        harness.scheduler.requests.check()
     harness.drain()
     harness.assert_empty()
     harness.close()

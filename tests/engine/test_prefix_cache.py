@@ -20,7 +20,7 @@ def answer(harness: Harness, tokens: list[int], **fields: Any) -> list[int]:
 
 
 def hits(harness: Harness) -> int:
-    return harness.scheduler.totals.prefix_hits
+    return harness.scheduler.requests.totals.prefix_hits
 
 
 @pytest.mark.parametrize("windows", [(), (9,), (8, 30)])
@@ -96,7 +96,7 @@ def test_running_requests_share_blocks_and_a_published_block_is_never_written() 
     numbers = [harness.add(tokens, max_tokens=20, seed=i) for i in range(4)]
     harness.turn(2)
     kv = harness.scheduler.kv
-    rows = [harness.scheduler.find((CLIENT, n)).row for n in numbers]
+    rows = [harness.scheduler.requests.find((CLIENT, n)).row for n in numbers]
     shared = kv.tables[0, rows, :8]
     assert (shared == shared[0]).all() and kv.pool.refs[shared[0, 0]] == 4
     executor = harness.executor
@@ -122,7 +122,7 @@ def kv_start(harness: Harness, plan: Any) -> list[tuple[int, int]]:
     """(row, position) of all that the plan writes."""
     found = []
     for row, count in zip(unpack(plan.rows).tolist(), unpack(plan.num_tokens).tolist(), strict=True):
-        end = int(harness.scheduler.rows.num_computed[row])
+        end = int(harness.scheduler.requests.rows.num_computed[row])
         found += [(row, position) for position in range(end - count, end)]
     return found
 
@@ -152,7 +152,7 @@ def test_window_layers_hold_little_and_still_get_hits(depth: int) -> None:
     bound = -(-(window - 1 + depth * chunk) // BLOCK) + 1
     kv = harness.scheduler.kv
     most = 0
-    while harness.scheduler.find((CLIENT, number)) is not None or not harness.answers:
+    while harness.scheduler.requests.find((CLIENT, number)) is not None or not harness.answers:
         harness.turn()
         most = max(most, int((kv.counts[1] - kv.first[1]).max()))
     assert window // BLOCK <= most <= bound
@@ -192,7 +192,7 @@ def flag_row(harness: Harness, number: int) -> None:
 
     def flagged(plan: Any, masks: bytes | None) -> StepResult:
         result = sample(plan, masks)
-        request = harness.scheduler.find((CLIENT, number))
+        request = harness.scheduler.requests.find((CLIENT, number))
         flags = [
             RowFlag.NON_FINITE if request is not None and row == request.row else RowFlag.OK
             for row in unpack(result.rows).tolist()
@@ -232,7 +232,7 @@ def test_what_a_corrupted_row_computed_is_found_by_nobody_and_its_sharers_comput
     assert hits(harness) > 0
     flag_row(harness, bad)
     harness.turn(2)
-    request = harness.scheduler.find((CLIENT, sharer))
+    request = harness.scheduler.requests.find((CLIENT, sharer))
     assert request is not None and request.preemptions == 1
     assert request.state in (State.PREEMPTED, State.RUNNING)
     harness.drain()
@@ -262,7 +262,7 @@ def test_under_priority_the_highest_number_waits_and_yields() -> None:
     late = harness.add(prompt(20, 9), max_tokens=20, priority=1)
     third = harness.add(prompt(20, 8), max_tokens=20, priority=3)
     order = []
-    while not harness.scheduler.idle or harness.mailbox.inbox:
+    while not harness.scheduler.requests.idle or harness.mailbox.inbox:
         harness.turn()
         order += [n for n in (late, third, *low) if n in harness.answers and n not in order]
     assert order[:2] == [late, third]

@@ -34,7 +34,7 @@ class Subject:
         """The request's state as the engine has it, or as its end was told."""
         if self.lost is not None:
             return State.LOST
-        request = self.harness.scheduler.find((CLIENT, self.number))
+        request = self.harness.scheduler.requests.find((CLIENT, self.number))
         if request is not None:
             return request.state
         answer = self.harness.answers.get(self.number)
@@ -68,8 +68,8 @@ class Subject:
         self.add(produced=kept.tokens, attempt=1)
 
     def tick(self, seconds: float) -> None:
-        scheduler, clock = self.harness.scheduler, self.harness.scheduler._clock
-        scheduler._clock = lambda: clock() + seconds
+        requests, clock = self.harness.scheduler.requests, self.harness.scheduler.requests.clock
+        requests.clock = lambda: clock() + seconds
 
 
 def refused(subject: Subject) -> None:
@@ -98,9 +98,9 @@ def running(subject: Subject) -> None:
 
 def preempted(subject: Subject) -> None:
     running(subject)
-    request = subject.harness.scheduler.find((CLIENT, subject.number))
+    request = subject.harness.scheduler.requests.find((CLIENT, subject.number))
     assert request is not None
-    subject.harness.scheduler._preempt(request.row)
+    subject.harness.scheduler.requests.preempt(request.row)
 
 
 def finishing(subject: Subject) -> None:
@@ -168,9 +168,11 @@ def happen(subject: Subject, state: State, event: Event) -> None:
         case Event.FINISH:
             finish(subject, state)
         case Event.PREEMPT:
-            row = request.row if (request := harness.scheduler.find((CLIENT, subject.number))) else -1
-            if row in harness.scheduler._order:
-                harness.scheduler._preempt(row)
+            row = (
+                request.row if (request := harness.scheduler.requests.find((CLIENT, subject.number))) else -1
+            )
+            if row in harness.scheduler.requests.order:
+                harness.scheduler.requests.preempt(row)
         case Event.ENGINE_DEATH:
             subject.kill_engine()
         case Event.RESUME:
@@ -178,7 +180,7 @@ def happen(subject: Subject, state: State, event: Event) -> None:
             subject.harness.core._take_messages(block=False)
         case Event.DEADLINE:
             subject.tick(3600.0)
-            harness.scheduler._expire()
+            harness.scheduler.requests.expire()
             harness.core._publish()
             if state is State.LOST:
                 subject.lost = None
@@ -192,11 +194,13 @@ def happen(subject: Subject, state: State, event: Event) -> None:
 def finish(subject: Subject, state: State) -> None:
     """A result with the request's last token comes in, where a step of it is in flight."""
     harness = subject.harness
-    request = harness.scheduler.find((CLIENT, subject.number))
+    request = harness.scheduler.requests.find((CLIENT, subject.number))
     if request is None or request.row < 0:
         return
     if state is not State.FINISHING:
-        harness.scheduler.rows.limit[request.row] = harness.scheduler.rows.num_known[request.row]
+        harness.scheduler.requests.rows.limit[request.row] = harness.scheduler.requests.rows.num_known[
+            request.row
+        ]
     for _ in range(len(harness.core._in_flight) if state is State.FINISHING else 1):
         harness.core._complete(harness.core._in_flight.popleft())
     harness.core._publish()
@@ -222,7 +226,7 @@ def test_cell(state: State, event: Event) -> None:
     if not cell.effect and state not in (State.REFUSED, State.FINISHED) and event is not Event.PREEMPT:
         assert len(subject.harness.answers.get(subject.number, Answer()).tokens) == told
     if subject.lost is None:
-        subject.harness.scheduler.check()
+        subject.harness.scheduler.requests.check()
         if event is not Event.SHUTDOWN:
             subject.harness.drain()
         subject.harness.assert_empty()

@@ -127,7 +127,7 @@ def test_the_victim_is_the_one_that_costs_least_and_never_the_first() -> None:
     numbers = [harness.add(prompt(length, length), max_tokens=60) for length in (8, 40, 16)]
     while harness.mailbox.load.preemptions == 0:
         harness.turn()
-    states = [harness.scheduler.find((CLIENT, number)).state for number in numbers]
+    states = [harness.scheduler.requests.find((CLIENT, number)).state for number in numbers]
     assert states == [State.RUNNING, State.RUNNING, State.PREEMPTED]
     harness.drain()
     harness.assert_empty()
@@ -157,12 +157,12 @@ def test_blocks_of_an_aborted_request_are_back_within_depth_plus_one_steps(depth
     gone = harness.add(prompt(33), max_tokens=100)
     harness.turn(5)
     before = harness.mailbox.load.steps
-    held = harness.scheduler.kv.held(harness.scheduler.find((CLIENT, gone)).row)
+    held = harness.scheduler.kv.held(harness.scheduler.requests.find((CLIENT, gone)).row)
     free = harness.scheduler.kv.num_free
     harness.abort(gone)
-    while harness.scheduler.find((CLIENT, gone)) is not None:
+    while harness.scheduler.requests.find((CLIENT, gone)) is not None:
         harness.turn()
-    assert harness.scheduler.totals.steps - before <= depth + 1
+    assert harness.scheduler.requests.totals.steps - before <= depth + 1
     assert harness.scheduler.kv.num_free >= free + held - 2
     assert not harness.answers[gone].finish
     harness.abort(gone, keep, keep, 12345)
@@ -176,11 +176,11 @@ def test_choices_wait_for_the_first_ones_prompt() -> None:
     leader = harness.add(prompt(40), max_tokens=4)
     follower = harness.add(prompt(40), max_tokens=4, prefix_of=leader, choice=1, seed=leader)
     harness.turn(2)
-    assert harness.scheduler.find((CLIENT, follower)).state is State.PARKED
+    assert harness.scheduler.requests.find((CLIENT, follower)).state is State.PARKED
     assert harness.mailbox.load.waiting == 1
     while not harness.answers.get(leader):
         harness.turn()
-    assert harness.scheduler.find((CLIENT, follower)).state is not State.PARKED
+    assert harness.scheduler.requests.find((CLIENT, follower)).state is not State.PARKED
     harness.drain()
     assert len(harness.answers[follower].tokens) == 4
     assert harness.answers[follower].tokens != harness.answers[leader].tokens
@@ -337,6 +337,6 @@ def test_prompt_logprobs_ask_for_logits_of_every_chunk_and_skip_the_cache() -> N
     harness.add(prompt(40), max_tokens=3, prompt_logprobs=0)
     harness.drain()
     assert [unpack(p.num_logits).tolist() for p in plans] == [[16], [16], [8], [1], [1]]
-    assert harness.scheduler.totals.prefix_hits == 0
+    assert harness.scheduler.requests.totals.prefix_hits == 0
     harness.assert_empty()
     harness.close()

@@ -1,0 +1,281 @@
+"""Where each request is: from its Add to its end, by the table of `ipc.states`.
+
+Owns every request the engine knows, the waiting queue, the rows and the running order. What ends or
+is preempted keeps its row and blocks until its last submitted step has completed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from servelite.engine.invariants import InvariantError
+from servelite.engine.kv_cache import KVCacheManager
+from servelite.engine.outbox import Outbox
+from servelite.engine.policies.base import Policy
+from servelite.engine.request import Request, RowTable, WaitingOn
+from servelite.engine.waiting import WaitingQueue
+from servelite.ipc.messages import TOKEN, Add, RequestError
+from servelite.ipc.states import State
+
+DEADLINE_EXCEEDED: Final = RequestError(
+    503, "deadline_exceeded", "the request's deadline passed while it waited"
+)
+SHUTTING_DOWN: Final = RequestError(503, "server_shutting_down", "the server is shutting down")
+
+
+@dataclass
+class Totals:
+    """Counters since the engine's start."""
+
+    steps: int = 0
+    scheduled_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    aborted: int = 0
+    corrupted: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+@dataclass(frozen=True)
+class WaitingLimits:
+    """What may wait at the most."""
+
+    requests: int
+    tokens: int
+
+
+class RequestLifecycle:
+    """Every request the engine knows, and where it is."""
+
+    def __init__(
+        self,
+        rows: RowTable,
+        limits: WaitingLimits,
+        kv: KVCacheManager,
+        policy: Policy,
+        outbox: Outbox,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rows = rows
+        self.waiting = WaitingQueue()
+        self.totals = Totals()
+        self.order: list[int] = []
+        """The running rows, by rank."""
+        self.new_rows: list[Request] = []
+        """Seated since the last plan."""
+        self.freeing = 0
+        """Blocks held only by steps in flight."""
+        self.clock = clock
+        self._limits = limits
+        self._kv = kv
+        self._policy = policy
+        self._outbox = outbox
+        self._requests: dict[tuple[int, int], Request] = {}
+        self._followers: dict[tuple[int, int], list[Request]] = {}  # parked, by the key they wait for
+        self._arrivals = 0
+        self._deadlines = 0  # requests in the queue or parked that have one
+
+    def add(self, request: Request) -> None:
+        """Queue a request that the engine can serve. A duplicate is ignored."""
+        if request.key in self._requests:
+            return
+        request.rank = self._policy.rank(request, self._arrivals)
+        self._arrivals += 1
+        self._requests[request.key] = request
+        self._deadlines += request.deadline is not None
+        leader = self._requests.get((request.client, request.add.prefix_of))
+        if leader is not None and leader.first_token is None:
+            request.state, request.waiting_on = State.PARKED, WaitingOn.PREFIX
+            self._followers.setdefault(leader.key, []).append(request)
+        else:
+            self._enqueue(request)
+
+    def find(self, key: tuple[int, int]) -> Request | None:
+        """The request, unless it is over or was never there."""
+        return self._requests.get(key)
+
+    def queue_is_full(self, add: Add) -> bool:
+        """Whether the request would exceed what may wait (the front ends' own bound is tighter)."""
+        queued = len(self.waiting) + self.num_parked()
+        if queued >= self.rows.num_rows + self._limits.requests:
+            return True
+        tokens = self.waiting.num_tokens + len(add.prompt) // TOKEN.itemsize
+        return queued > 0 and tokens > self._limits.tokens
+
+    def abort(self, key: tuple[int, int]) -> None:
+        """End a request nobody waits for, in whatever state it is. Idempotent."""
+        request = self._requests.get(key)
+        if request is not None and request.state is not State.FINISHING:
+            self.totals.aborted += 1
+            self.end(request)
+
+    def abort_client(self, client: int) -> None:
+        """End everything of a front end that is gone."""
+        for key in [key for key in self._requests if key[0] == client]:
+            self.abort(key)
+
+    def shut_down(self) -> None:
+        """End every request with an error. No step may be in flight."""
+        for request in list(self._requests.values()):
+            self.fail(request, SHUTTING_DOWN)
+
+    def _enqueue(self, request: Request) -> None:
+        request.state, request.waiting_on = State.WAITING, None
+        self.waiting.push(request)
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End a request with an error, unless it is over already."""
+        if request.state is not State.FINISHING:
+            self._outbox.add_error(request.client, request.add.request, error)
+            self.end(request)
+
+    def end(self, request: Request) -> None:
+        """The request is over for its client; its blocks go now, or with its last step in flight."""
+        self.unpark_followers(request)
+        if request.row < 0:
+            self.leave_queue(request)
+            self._forget(request)
+            return
+        if request.state is not State.PREEMPTED:  # else it has left the running order already
+            self._stop_running(request)
+        request.state = State.FINISHING
+        if self.rows.in_flight[request.row] == 0:
+            self.release(request)
+
+    def leave_queue(self, request: Request) -> None:
+        """Take a request out of the queue or its parking place."""
+        if request.state is State.PARKED:
+            leader = (request.client, request.add.prefix_of)
+            self._followers[leader].remove(request)
+            if not self._followers[leader]:
+                del self._followers[leader]
+        else:
+            self.waiting.drop(request)
+        self._deadlines -= request.deadline is not None
+
+    def _forget(self, request: Request) -> None:
+        request.state = State.FINISHED
+        del self._requests[request.key]
+
+    def _stop_running(self, request: Request) -> None:
+        self.rows.running[request.row] = False
+        self.order.remove(request.row)
+        self.freeing += self._kv.held(request.row)
+
+    def release(self, request: Request) -> None:
+        """Take row and blocks back: no step that touches them is in flight."""
+        self.freeing -= self._kv.held(request.row)
+        self._kv.free(request.row)
+        self.rows.unseat(request)
+        if request.state is State.PREEMPTED:
+            self._requeue(request)
+        else:
+            self._forget(request)
+
+    def _requeue(self, request: Request) -> None:
+        # Stays PREEMPTED while it waits: its deadline counted only until its first admission.
+        self.waiting.push(request)
+        self._deadlines += request.deadline is not None
+
+    def unpark_followers(self, leader: Request) -> None:
+        """What `leader` was waited for has come, or will not."""
+        for request in self._followers.pop(leader.key, ()):
+            self._enqueue(request)
+
+    def preempt(self, row: int) -> None:
+        """Take blocks and row from a running request; it computes again later."""
+        request = self.at(row)
+        request.preemptions += 1
+        request.lost_tokens = int(self.rows.num_computed[row])
+        self.totals.preemptions += 1
+        self._stop_running(request)
+        request.state = State.PREEMPTED
+        # A placeholder of this step, if any, was never submitted; those of steps in flight arrive.
+        if self.rows.in_flight[row] == 0:
+            self.release(request)
+
+    def seat(self, request: Request, cached: int) -> None:
+        """Give a queued request a row; `cached` tokens of it are in the prefix cache."""
+        row = self.rows.seat(request, cached)
+        request.state, request.distrusted = State.RUNNING, False
+        request.hit_blocks = cached // self._kv.block_size
+        if request.admitted is None:
+            request.admitted, request.cached_tokens = self.clock(), cached
+            self.totals.prefix_queries += len(request.tokens)
+            self.totals.prefix_hits += cached
+        else:
+            again = max(0, request.lost_tokens - cached)
+            request.recomputed_tokens += again
+            self.totals.recomputed_tokens += again
+        bisect.insort(self.order, row, key=lambda other: self.at(other).rank)
+        self.new_rows.append(request)
+
+    def next_deadline(self) -> float | None:
+        """When the first queued request expires, on the engine's clock."""
+        if not self._deadlines:
+            return None
+        return min(
+            (r.deadline for r in self._requests.values() if r.deadline is not None and self._may_expire(r)),
+            default=None,
+        )
+
+    @staticmethod
+    def _may_expire(request: Request) -> bool:
+        return request.state in (State.WAITING, State.PARKED) and request.admitted is None
+
+    def expire(self) -> None:
+        """End what waits beyond its deadline."""
+        if not self._deadlines:
+            return
+        now = self.clock()
+        expired = [
+            r
+            for r in self._requests.values()
+            if r.deadline is not None and self._may_expire(r) and r.deadline <= now
+        ]
+        for request in expired:
+            self.fail(request, DEADLINE_EXCEEDED)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs or waits for a row (what is parked waits for something that runs)."""
+        return not self.order and not len(self.waiting)
+
+    def num_parked(self) -> int:
+        """Requests that wait for something else than a row."""
+        return sum(len(followers) for followers in self._followers.values())
+
+    def at(self, row: int) -> Request:
+        """The request that has the row."""
+        request = self.rows.requests[row]
+        if request is None:
+            raise InvariantError(f"row {row} has no request")
+        return request
+
+    def check(self) -> None:
+        """Raise InvariantError unless every book agrees with every other. Tests and --debug only."""
+        self._kv.check()
+        columns = self.rows
+        seated = [row for row, request in enumerate(columns.requests) if request is not None]
+        if sorted(seated + columns.free) != list(range(columns.num_rows)):
+            raise InvariantError("a row is neither free nor seated, or both")
+        if sorted(self.order) != np.flatnonzero(columns.running).tolist():
+            raise InvariantError("the running order and the running column differ")
+        if [self.at(row).rank for row in self.order] != sorted(self.at(row).rank for row in self.order):
+            raise InvariantError("the running order is not by rank")
+        for row in columns.free:
+            if self._kv.held(row) or columns.in_flight[row]:
+                raise InvariantError(f"free row {row} holds blocks or is in flight")
+        held = sum(self._kv.held(row) for row in seated if not columns.running[row])
+        if held != self.freeing:
+            raise InvariantError(f"{held} blocks are on their way back, {self.freeing} counted")
+        for request in self._requests.values():
+            if (request.row >= 0) != (request.key in {self.at(row).key for row in seated}):
+                raise InvariantError(f"request {request.key} is {request.state} and has row {request.row}")
