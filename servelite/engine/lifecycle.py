@@ -91,7 +91,7 @@ class RequestLifecycle:
         self._requests[request.key] = request
         self._deadlines += request.deadline is not None
         leader = self._requests.get((request.client, request.add.prefix_of))
-        if leader is not None and leader.first_token is None:
+        if leader is not None and leader.first_token is None and leader.state is not State.FINISHING:
             request.state, request.waiting_on = State.PARKED, WaitingOn.PREFIX
             self._followers.setdefault(leader.key, []).append(request)
         else:

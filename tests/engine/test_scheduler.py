@@ -200,6 +200,20 @@ def test_a_follower_goes_on_when_its_leader_is_aborted() -> None:
     harness.close()
 
 
+def test_a_follower_does_not_wait_for_a_leader_that_is_over_but_in_flight() -> None:
+    harness = simulated(async_depth=3)
+    leader = harness.add(prompt(100), max_tokens=4)
+    harness.turn()
+    harness.abort(leader)
+    follower = harness.add(prompt(100), max_tokens=4, prefix_of=leader)
+    harness.core._take_messages(block=False)
+    assert harness.scheduler.requests.find((CLIENT, leader)).state is State.FINISHING
+    harness.drain()
+    assert len(harness.answers[follower].tokens) == 4
+    harness.assert_empty()
+    harness.close()
+
+
 def test_the_queue_is_bounded_in_requests_and_in_tokens() -> None:
     harness = simulated(max_num_seqs=1, max_waiting_requests=3)
     numbers = [harness.add(prompt(8, i), max_tokens=2) for i in range(10)]
