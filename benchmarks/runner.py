@@ -1,6 +1,7 @@
 """Times of a step through the real model runner: prepare, forward, sample, in milliseconds.
 
     python -m benchmarks.runner --batch 1 8 32 --prompt 64 --steps 32
+    python -m benchmarks.runner --sampling '{"temperature": 1, "presence_penalty": 0.5, "logprobs": 5}'
 
 Medians over decode steps after one prefill step; no scheduler, no processes. Set OMP_NUM_THREADS and
 GOMP_SPINCOUNT=5000 as the launcher would.
@@ -9,6 +10,7 @@ GOMP_SPINCOUNT=5000 as the launcher would.
 from __future__ import annotations
 
 import argparse
+import json
 
 import numpy as np
 import numpy.typing as npt
@@ -76,10 +78,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--steps", type=int, default=32, help="decode steps to time")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument(
+        "--sampling", type=json.loads, default={"temperature": 0}, help="fields of SamplingParams, as JSON"
+    )
     given = parser.parse_args()
-    sampling = SamplingParams(max_tokens=given.steps, temperature=given.temperature, top_p=given.top_p)
+    sampling = SamplingParams(max_tokens=given.steps, **given.sampling)
     length = given.prompt + given.steps + 1  # the prefill samples one too
     print(f"{'batch':>5} {'prefill':>9} {'prepare':>9} {'forward':>9} {'sample':>9} {'tokens/s':>9}")
     for batch in given.batch:

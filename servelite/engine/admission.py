@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.request import Request
-from servelite.ipc.messages import BLOCK_HASH_BYTES, TOKEN, Add, Kind, RequestError, unpack
+from servelite.ipc.messages import TOKEN, Add, Kind, RequestError, unpack
+from servelite.tokenizer.block_hashes import BLOCK_HASH_BYTES
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ TOKEN: Final = np.dtype("<i4")  # token IDs, positions, rows, block IDs
 NUMBER: Final = np.dtype("<i8")  # request numbers
 FLAG: Final = np.dtype("<i1")  # finish reasons, small flags
 
-BLOCK_HASH_BYTES: Final = 16
-
 
 def pack(values: npt.ArrayLike, dtype: np.dtype = TOKEN) -> bytes:
     """`values` (any integer array-like, 1-D) as the bytes of one column."""
@@ -90,7 +88,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
     attempt: int = 0
     produced: bytes = b""  # token IDs already delivered (TOKEN)
     kind: Kind = Kind.GENERATE
-    block_hashes: bytes = b""  # BLOCK_HASH_BYTES a full block of the prompt
+    block_hashes: bytes = b""  # `tokenizer.block_hashes` of the prompt's full blocks
     cache_salt: str = ""
     adapter: str = ""
     grammar: str = ""

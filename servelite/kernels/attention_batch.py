@@ -3,6 +3,9 @@
 Rows that compute one token are decodes: they are gathered into a few buckets of similar length, each
 one batched product. Rows that compute more are prefill chunks, each a product of its own. A step may
 hold both; the split is by row, so a row's result does not depend on its neighbours.
+
+In a group with a window of W tokens, position p sees p - W + 1 to p, and only blocks that hold a visible
+position are gathered: those before may belong to others by now, and hold anything.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ _WORTH_A_BUCKET = 1024
 
 @dataclass(frozen=True)
 class DecodeBucket:
-    """Decode rows, padded to the longest among them."""
+    """Decode rows, padded to the one with the most visible blocks."""
 
-    tokens: Tensor | None  # int64 [n]: where in the flat batch; None: the whole batch, in order
-    blocks: Tensor  # int64 [n * max_blocks]: each row's table, its last block repeated as padding
+    tokens: Tensor | None  # int64 [n]: where in the flat batch; None: all of the step, in order
+    blocks: Tensor  # int64 [n * max_blocks]: each row's visible blocks, the last repeated as padding
     mask: Tensor  # float32 [n, 1, 1, max_blocks * block_size]: 0 or -inf
 
 
@@ -35,14 +38,17 @@ class PrefillChunk:
 
     start: int  # of its tokens in the flat batch
     stop: int
-    context: int  # positions attended to: those before the chunk, and the chunk's
-    blocks: Tensor  # int64 [ceil(context / block_size)]
-    mask: Tensor | None  # float32 [stop - start, context]; None: the chunk starts at 0, plain causal
+    context: int  # positions in `blocks`, up to the chunk's last
+    blocks: Tensor  # int64 [ceil(context / block_size)], from the first that the chunk can see
+    mask: Tensor | None  # float32 [stop - start, context]; None: plain causal
 
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """What attention needs of a step for one KV group."""
+    """What attention needs of a step for one KV group.
+
+    It covers the step's own tokens, the first of the flat batch; what follows them there is padding.
+    """
 
     write_blocks: Tensor  # int64 [tokens]: where each token's key and value go
     write_offsets: Tensor  # int64 [tokens]
@@ -55,6 +61,7 @@ def build_attention_batch(
     computed: npt.NDArray[np.int64],
     tables: npt.NDArray[np.int32],
     block_size: int,
+    window: int = 0,
 ) -> AttentionBatch:
     """
     Args:
@@ -62,39 +69,63 @@ def build_attention_batch(
         computed: [rows], how many of each row's tokens are in the cache already.
         tables: [rows, >= blocks of the longest row], block IDs.
         block_size: tokens in a block.
+        window: tokens that a token can see, itself included; 0: all before it.
     """
     counts = np.diff(starts)
     row_of_token = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, counts)
     context = computed + counts
+    first = np.maximum(0, computed - window + 1) // block_size if window else np.zeros_like(computed)
     single = counts == 1
     return AttentionBatch(
         write_blocks=torch.from_numpy(tables[row_of_token, positions // block_size].astype(np.int64)),
         write_offsets=torch.from_numpy(positions % block_size),
-        decodes=_decode_buckets(np.flatnonzero(single), starts, context, tables, block_size),
+        decodes=_decode_buckets(
+            np.flatnonzero(single), starts, _Visible(tables, first, context, block_size, window)
+        ),
         prefills=tuple(
-            _prefill_chunk(int(starts[i]), int(starts[i + 1]), int(context[i]), tables[i], block_size)
+            _prefill_chunk(
+                int(starts[i]),
+                int(starts[i + 1]),
+                int(first[i]),
+                int(context[i]),
+                tables[i],
+                block_size,
+                window,
+            )
             for i in np.flatnonzero(~single)
         ),
     )
 
 
+@dataclass(frozen=True)
+class _Visible:
+    """What each row can see, columns by row."""
+
+    tables: npt.NDArray[np.int32]  # [rows, blocks]
+    first: npt.NDArray[np.int64]  # index of the first visible block
+    context: npt.NDArray[np.int64]  # positions up to the row's last token
+    block_size: int
+    window: int
+
+    @property
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Visible blocks of each row."""
+        return -(-self.context // self.block_size) - self.first
+
+
 def _decode_buckets(
-    rows: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.int64],
-    context: npt.NDArray[np.int64],
-    tables: npt.NDArray[np.int32],
-    block_size: int,
+    rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], visible: _Visible
 ) -> tuple[DecodeBucket, ...]:
     if not len(rows):
         return ()
-    blocks = -(-context // block_size)
+    blocks = visible.blocks
     order = rows[np.argsort(-blocks[rows], kind="stable")]
-    cuts = [0, *_cuts(blocks[order], block_size), len(order)]
+    cuts = [0, *_cuts(blocks[order], visible.block_size), len(order)]
     if len(cuts) == 2 and len(rows) == starts[-1]:
-        return (_decode_bucket(rows, None, context, blocks, tables, block_size),)
+        return (_decode_bucket(rows, None, visible),)
     return tuple(
-        _decode_bucket(part, torch.from_numpy(starts[part]), context, blocks, tables, block_size)
+        _decode_bucket(part, torch.from_numpy(starts[part]), visible)
         for part in (order[a:b] for a, b in itertools.pairwise(cuts))
     )
 
@@ -116,31 +147,39 @@ def _cuts(blocks: npt.NDArray[np.int64], block_size: int) -> list[int]:
         begin = cut
 
 
-def _decode_bucket(
-    rows: npt.NDArray[np.int64],
-    tokens: Tensor | None,
-    context: npt.NDArray[np.int64],
-    blocks: npt.NDArray[np.int64],
-    tables: npt.NDArray[np.int32],
-    block_size: int,
-) -> DecodeBucket:
-    longest = int(blocks[rows].max())
-    columns = np.minimum(np.arange(longest), blocks[rows, None] - 1)
-    past_end = np.arange(longest * block_size) >= context[rows, None]
-    mask = np.where(past_end, np.float32(-np.inf), np.float32(0))
+def _decode_bucket(rows: npt.NDArray[np.int64], tokens: Tensor | None, visible: _Visible) -> DecodeBucket:
+    size, blocks, first = visible.block_size, visible.blocks[rows, None], visible.first[rows, None]
+    context = visible.context[rows, None]
+    longest = int(blocks.max())
+    columns = first + np.minimum(np.arange(longest), blocks - 1)
+    positions = first * size + np.arange(longest * size)
+    hidden = positions >= context
+    if visible.window:
+        hidden |= positions < context - visible.window
+    mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
     return DecodeBucket(
         tokens=tokens,
-        blocks=torch.from_numpy(tables[rows[:, None], columns].astype(np.int64).reshape(-1)),
+        blocks=torch.from_numpy(visible.tables[rows[:, None], columns].astype(np.int64).reshape(-1)),
         mask=torch.from_numpy(mask).view(len(rows), 1, 1, -1),
     )
 
 
 def _prefill_chunk(
-    start: int, stop: int, context: int, table: npt.NDArray[np.int32], block_size: int
+    start: int,
+    stop: int,
+    first: int,
+    context: int,
+    table: npt.NDArray[np.int32],
+    block_size: int,
+    window: int,
 ) -> PrefillChunk:
-    length = stop - start
+    length, seen = stop - start, context - first * block_size
     mask = None
-    if context > length:
-        mask = torch.full((length, context), -torch.inf).triu_(context - length + 1)
-    blocks = table[: -(-context // block_size)].astype(np.int64)
-    return PrefillChunk(start, stop, context, torch.from_numpy(blocks), mask)
+    if seen > length or 0 < window < length:
+        mask = torch.full((length, seen), -torch.inf).triu_(seen - length + 1)
+        if window:
+            # A query's own position is on diagonal seen - length; W further back is out of the window.
+            outside = torch.ones((length, seen), dtype=torch.bool).tril_(seen - length - window)
+            mask.masked_fill_(outside, -torch.inf)
+    blocks = table[first : -(-context // block_size)].astype(np.int64)
+    return PrefillChunk(start, stop, seen, torch.from_numpy(blocks), mask)

@@ -1,8 +1,10 @@
 """The KV cache's layout, decided here and nowhere else.
 
-One pool serves all layers: [block, layer, key or value, position in block, KV head, head dimension],
-float32. A block's bytes are contiguous, so zeroing, copying or shipping one is a single range; one
-layer's keys are a strided view of it. Kernels take the views and never compute an address.
+One pool serves all layers of all KV groups: a block belongs to one group at a time, and is then
+[layer of the group, key or value, position in block, KV head, head dimension], float32. Blocks of all
+groups have equal bytes, so any block ID can serve any group. A block's bytes are contiguous, so zeroing,
+copying or shipping one is a single range; one layer's keys are a strided view of all blocks. Kernels
+take the views and never compute an address.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class KVPool:
         sizes = {spec.block_bytes(block_size) for spec in specs}
         if len(sizes) != 1:
             raise ValueError(f"the KV groups' blocks differ in size: {sorted(sizes)} bytes")
+        self.specs = specs
         self._blocks = torch.empty((num_blocks, sizes.pop() // 4), dtype=torch.float32)
         by_layer: dict[int, LayerCache] = {}
         for spec in specs:

@@ -32,10 +32,10 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def write_kv(keys: Tensor, values: Tensor, cache: LayerCache, batch: AttentionBatch) -> None:
-    """Put the step's keys and values [tokens, kv_heads, d] where the batch says."""
-    where = (batch.write_blocks, batch.write_offsets)
-    cache.keys.index_put_(where, keys)
-    cache.values.index_put_(where, values)
+    """Put the step's keys and values [tokens, kv_heads, d] where the batch says; padding goes nowhere."""
+    where, tokens = (batch.write_blocks, batch.write_offsets), len(batch.write_blocks)
+    cache.keys.index_put_(where, keys[:tokens])
+    cache.values.index_put_(where, values[:tokens])
 
 
 def paged_attention(query: Tensor, cache: LayerCache, batch: AttentionBatch, scale: float) -> Tensor:
@@ -45,8 +45,12 @@ def paged_attention(query: Tensor, cache: LayerCache, batch: AttentionBatch, sca
         query: [tokens, heads, d]; heads is a multiple of the cache's KV heads.
 
     Returns:
-        [tokens, heads, d].
+        [tokens, heads, d]; 0 for padding.
     """
+    if len(query) > (tokens := len(batch.write_blocks)):
+        padded = torch.zeros_like(query)
+        padded[:tokens] = paged_attention(query[:tokens], cache, batch, scale)
+        return padded
     out = torch.empty_like(query)
     for bucket in batch.decodes:
         if bucket.tokens is None:

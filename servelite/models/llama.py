@@ -4,6 +4,9 @@ x = embed(ids)
 each layer:  x += o_proj(attention(qkv(norm(x))))
              x += down(silu(gate(norm(x))) * up(norm(x)))
 logits = head(norm(x))
+
+A layer that `layer_types` calls "sliding_attention" sees the last `sliding_window` tokens only; such
+layers are a KV group of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from servelite.layers.step_context import StepContext
 from servelite.layers.weights import WeightSlot
 from servelite.models.base import ConfigError
 
-_FULL = 0  # the one KV group
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
@@ -37,7 +40,8 @@ class LlamaAttention:
         kv_heads, head_dim = _kv_heads(config), _head_dim(config)
         parts = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
         self._qkv = ColumnParallelLinear(hidden, parts)
-        self._attention = PagedAttention(layer, _FULL, heads, kv_heads, head_dim, kernels)
+        group = sorted(set(_windows(config))).index(_windows(config)[layer])
+        self._attention = PagedAttention(layer, group, heads, kv_heads, head_dim, kernels)
         self._out = RowParallelLinear(heads * head_dim, hidden)
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
@@ -84,9 +88,7 @@ class LlamaForCausalLM:
         _check(config)
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         self.vocab_size: int = config["vocab_size"]
-        self.kv_groups: tuple[KVGroupSpec, ...] = (
-            KVGroupSpec("full", tuple(range(layers)), _kv_heads(config), _head_dim(config)),
-        )
+        self.kv_groups: tuple[KVGroupSpec, ...] = _kv_groups(config)
         self._tied = bool(config.get("tie_word_embeddings", False))
         self._embedding = VocabEmbedding(self.vocab_size, hidden)
         self._rotary = RotaryEmbedding(_head_dim(config), *_rope(config))
@@ -120,6 +122,27 @@ class LlamaForCausalLM:
         return self._head(hidden, need)
 
 
+def _windows(config: dict[str, Any]) -> list[int]:
+    """By layer, how many tokens its attention sees; 0: all."""
+    types = config.get("layer_types") or [_FULL] * config["num_hidden_layers"]
+    return [config["sliding_window"] if kind == _SLIDING else 0 for kind in types]
+
+
+def _kv_groups(config: dict[str, Any]) -> tuple[KVGroupSpec, ...]:
+    """One group a window, the full one first."""
+    windows = _windows(config)
+    return tuple(
+        KVGroupSpec(
+            "window" if window else "full",
+            tuple(layer for layer, its in enumerate(windows) if its == window),
+            _kv_heads(config),
+            _head_dim(config),
+            window,
+        )
+        for window in sorted(set(windows))
+    )
+
+
 def _kv_heads(config: dict[str, Any]) -> int:
     return config.get("num_key_value_heads") or config["num_attention_heads"]
 
@@ -140,6 +163,7 @@ def _check(config: dict[str, Any]) -> None:
         _check_size(field, config.get(field))
     _check_size("num_key_value_heads", _kv_heads(config))
     _check_size("head_dim", _head_dim(config))
+    _check_layer_types(config)
     if not isinstance(config.get("rms_norm_eps"), float):
         raise ConfigError(f"config field rms_norm_eps is {config.get('rms_norm_eps')!r}, not a number")
     for field in ("attention_bias", "mlp_bias"):
@@ -152,6 +176,23 @@ def _check(config: dict[str, Any]) -> None:
             f"num_attention_heads {config['num_attention_heads']} is no multiple of "
             f"num_key_value_heads {_kv_heads(config)}"
         )
+
+
+def _check_layer_types(config: dict[str, Any]) -> None:
+    types = config.get("layer_types") or [_FULL] * config["num_hidden_layers"]
+    if not isinstance(types, list) or len(types) != config["num_hidden_layers"]:
+        raise ConfigError(f"config field layer_types is {types!r}, not one type a layer")
+    if unknown := [kind for kind in types if kind not in (_FULL, _SLIDING)]:
+        raise ConfigError(
+            f"config field layer_types has {unknown[0]!r}: {_FULL} and {_SLIDING} are supported"
+        )
+    if _SLIDING in types:
+        _check_size("sliding_window", config.get("sliding_window"))
+        if len({types.count(kind) for kind in types}) > 1:
+            raise ConfigError(
+                f"config field layer_types has {types.count(_FULL)} layers of {_FULL} and "
+                f"{types.count(_SLIDING)} of {_SLIDING}: their KV blocks would differ in size"
+            )
 
 
 def _check_size(field: str, size: Any) -> None:

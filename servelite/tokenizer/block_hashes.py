@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from servelite.ipc.messages import BLOCK_HASH_BYTES, TOKEN
-
+BLOCK_HASH_BYTES: Final = 16
+TOKEN_BYTES: Final = 4  # of a token ID in a column of IDs
 _ROOT: Final = b"servelite-kv-block"
 
 
@@ -25,13 +25,13 @@ def root_hash(cache_salt: str, adapter: str) -> bytes:
 
 
 def next_hash(parent: bytes, block_tokens: bytes) -> bytes:
-    """The name of a full block after `parent`; `block_tokens` is a TOKEN column."""
+    """The name of a full block after `parent`; `block_tokens` is a column of token IDs."""
     return hashlib.blake2b(parent + block_tokens, digest_size=BLOCK_HASH_BYTES).digest()
 
 
 def block_hashes(prompt: bytes, block_size: int, cache_salt: str = "", adapter: str = "") -> bytes:
     """The names of a prompt's full blocks, one after the other, for `Add.block_hashes`."""
-    size, parent, names = block_size * TOKEN.itemsize, root_hash(cache_salt, adapter), []
+    size, parent, names = block_size * TOKEN_BYTES, root_hash(cache_salt, adapter), []
     for start in range(0, len(prompt) - size + 1, size):
         parent = next_hash(parent, prompt[start : start + size])
         names.append(parent)

@@ -39,6 +39,7 @@ class ModelRunner(Protocol):
 
         Raises:
             StepGapError: `plan.step` does not follow the last one.
+            StepFailedError: nothing was computed, and the runner can go on.
         """
         ...
 
@@ -46,7 +47,7 @@ class ModelRunner(Protocol):
         """Draw a token for each row with logits; the token also lands in the resident table.
 
         Args:
-            masks: [rows with logits, ceil(vocab / 32)] little-endian uint32 bit masks, 1 allows;
+            masks: [sampling rows, ceil(vocab / 32)] little-endian uint32 bit masks, 1 allows;
                 None where the plan needs none.
         """
         ...

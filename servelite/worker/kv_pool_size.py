@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,15 @@ class PoolSize:
     max_model_len: int  # tokens; one request of this length fits the pool
 
 
-def size_pool(settings: Settings, model_len: int, block_bytes: int, available: int) -> PoolSize:
+def size_pool(
+    settings: Settings, model_len: int, block_bytes: int, available: int, windows: tuple[int, ...] = (0,)
+) -> PoolSize:
     """
     Args:
         model_len: the longest sequence the model can take, in tokens.
-        block_bytes: of one block, all layers.
+        block_bytes: of one block, all layers of its KV group.
         available: bytes of memory that are free to use.
+        windows: of each KV group, in tokens; 0: it keeps all blocks of a request.
 
     Raises:
         SettingError: the length asked for is above the model's or does not fit; the text has the numbers.
@@ -39,7 +43,15 @@ def size_pool(settings: Settings, model_len: int, block_bytes: int, available: i
         )
     length = settings.max_model_len or model_len
     size = settings.block_size
-    blocks_per_request = -(-length // size)
+    in_flight = settings.async_depth * settings.max_num_batched_tokens
+
+    def blocks_for(tokens: int) -> int:
+        whole = -(-tokens // size)
+        return sum(
+            min(whole, -(-(window - 1 + in_flight) // size) + 1) if window else whole for window in windows
+        )
+
+    blocks_per_request = blocks_for(length)
     blocks = settings.num_gpu_blocks_override
     if not blocks:
         wanted = settings.kv_cache_memory_bytes or min(_MOST_BYTES, int(available * _SHARE))
@@ -47,7 +59,9 @@ def size_pool(settings: Settings, model_len: int, block_bytes: int, available: i
     blocks = min(blocks, settings.max_num_seqs * blocks_per_request)
     if blocks >= blocks_per_request:
         return PoolSize(blocks, length)
-    if settings.max_model_len or not blocks:
+    whole_blocks = range(1, -(-length // size) + 1)
+    fitting = bisect.bisect_right(whole_blocks, blocks, key=lambda count: blocks_for(count * size)) * size
+    if settings.max_model_len or not fitting:
         raise SettingError(
             f"a request of {length} tokens needs {blocks_per_request} KV blocks "
             f"({blocks_per_request * block_bytes} bytes), the pool holds {blocks}: lower --max-model-len "
@@ -55,9 +69,9 @@ def size_pool(settings: Settings, model_len: int, block_bytes: int, available: i
         )
     _log.warning(
         "max_model_len lowered from %d to %d: the KV pool holds %d blocks of %d tokens",
-        length, blocks * size, blocks, size,
+        length, fitting, blocks, size,
     )  # fmt: skip
-    return PoolSize(blocks, blocks * size)
+    return PoolSize(blocks, fitting)
 
 
 def available_memory(root: Path = Path("/")) -> int:

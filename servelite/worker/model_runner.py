@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from servelite.config import Settings
-from servelite.ipc.messages import FLAG, TOKEN, KVGroup, Plan, RowFlag, StepResult, pack, unpack
-from servelite.kernels.attention_batch import build_attention_batch
+from servelite.ipc.messages import FLAG, KVGroup, Plan, RowFlag, StepResult, TokenLogprobs, pack, unpack
+from servelite.kernels.attention_batch import AttentionBatch, build_attention_batch
 from servelite.kernels.dispatch import choose_kernels
 from servelite.kernels.kv_layout import KVPool
 from servelite.layers.embedding import HeadNeed
@@ -21,11 +24,13 @@ from servelite.layers.step_context import StepContext
 from servelite.loader.model import load_model
 from servelite.models.base import CausalModel
 from servelite.tokenizer.model_files import open_model_files
-from servelite.worker.base import RunnerFacts, StepGapError
+from servelite.worker.base import RunnerFacts, StepFailedError, StepGapError
+from servelite.worker.device import CPUDevice, Device, StepBuffers
 from servelite.worker.kv_pool_size import available_memory, size_pool
+from servelite.worker.logprobs import prompt_logprobs, sampled_logprobs, score_tokens
 from servelite.worker.resident import ResidentTable
-from servelite.worker.sampler import Drawn, sample
-from servelite.worker.step_inputs import StepInputs, build_step_inputs, sampling_rows
+from servelite.worker.sampler import sample
+from servelite.worker.step_inputs import PromptSpan, StepInputs, build_step_inputs, sampling_rows
 
 _log = logging.getLogger(__name__)
 
@@ -33,14 +38,20 @@ _log = logging.getLogger(__name__)
 class CPUModelRunner:
     """A `worker.base.ModelRunner` in float32 on the CPU. One thread calls it."""
 
-    def __init__(self, model: CausalModel, facts: RunnerFacts, max_num_seqs: int) -> None:
+    def __init__(
+        self, model: CausalModel, facts: RunnerFacts, max_num_seqs: int, device: Device | None = None
+    ) -> None:
+        """`device`: None for plain calls on the CPU."""
         self.facts = facts
         self._model = model
         self._pool = KVPool(model.kv_groups, facts.num_blocks, facts.block_size)
-        self._table = ResidentTable(max_num_seqs, facts.max_model_len, facts.block_size, len(model.kv_groups))
+        self._table = ResidentTable(
+            max_num_seqs, facts.max_model_len, facts.block_size, len(model.kv_groups), model.vocab_size
+        )
+        self._compute = (device or CPUDevice()).record(self._forward)
         self._last_step: int | None = None
         self._inputs: StepInputs | None = None
-        self._hidden = torch.empty(0)  # [sampled, hidden_size] of the step between forward and sample
+        self._hidden = torch.empty(0)  # [tokens, hidden_size] of the step between forward and sample
         self._seconds = (0.0, 0.0)  # prepare, forward
 
     @classmethod
@@ -56,8 +67,9 @@ class CPUModelRunner:
         clock.mark("open model")
         model = load_model(files, choose_kernels("cpu"))
         clock.mark("load weights")
-        block_bytes = sum(spec.block_bytes(settings.block_size) for spec in model.kv_groups)
-        size = size_pool(settings, files.max_model_len, block_bytes, available_memory())
+        block_bytes = model.kv_groups[0].block_bytes(settings.block_size)  # equal in all groups
+        windows = tuple(spec.window for spec in model.kv_groups)
+        size = size_pool(settings, files.max_model_len, block_bytes, available_memory(), windows)
         _warm_up(model, settings.block_size)
         clock.mark("warm up")
         facts = RunnerFacts(
@@ -72,6 +84,7 @@ class CPUModelRunner:
             dtype="float32",
             device="cpu",
             ledger=clock.phases(),
+            features=("logprobs",),
         )
         _log.info(
             "model: %s, %d KV blocks of %d tokens (%.2f GiB), %d threads",
@@ -82,12 +95,17 @@ class CPUModelRunner:
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> None:
-        """Compute the plan's tokens; the hidden states that need logits are kept for `sample`.
+        """Compute the plan's tokens and keep the hidden states for `sample`.
 
         Raises:
             StepGapError: the step does not follow the last one, or a row's generation is not the
                 resident one.
+            StepFailedError: there was no memory for it.
         """
+        with _memory_may_run_out():
+            self._run(plan)
+
+    def _run(self, plan: Plan) -> None:
         began = time.perf_counter()
         self._check_order(plan)
         stale = self._table.apply(plan)
@@ -97,52 +115,99 @@ class CPUModelRunner:
         if plan.copies:
             pairs = torch.from_numpy(unpack(plan.copies).astype(np.int64)).view(-1, 2)
             self._pool.copy(pairs[:, 0], pairs[:, 1])
-        inputs = build_step_inputs(plan, self._table, self._pool.layers, self.facts.block_size)
+        inputs = build_step_inputs(plan, self._table, self._pool, self.facts.block_size)
         prepared = time.perf_counter()
-        hidden = self._model.forward(self._model.embed(inputs.token_ids), inputs.context)
-        self._hidden = hidden.index_select(0, inputs.logit_tokens)
+        self._hidden = self._compute(inputs.token_ids, inputs.positions, inputs.batches)
         self._inputs = inputs
         self._table.num_computed[unpack(plan.rows)] += unpack(plan.num_tokens)
         self._seconds = (prepared - began, time.perf_counter() - prepared)
 
+    def _forward(self, buffers: StepBuffers, batches: tuple[AttentionBatch, ...]) -> Tensor:
+        context = StepContext(buffers.positions, batches, self._pool.layers)
+        return self._model.forward(self._model.embed(buffers.token_ids), context)
+
     @torch.inference_mode()
     def sample(self, plan: Plan, masks: bytes | None) -> StepResult:
-        """Draw for the rows of the step just computed; see `ModelRunner.sample`."""
+        """Draw for the rows of the step just computed; see `ModelRunner.sample`.
+
+        Raises:
+            StepFailedError: there was no memory for it.
+        """
+        with _memory_may_run_out():
+            return self._sample(plan, masks)
+
+    def _sample(self, plan: Plan, masks: bytes | None) -> StepResult:
         began = time.perf_counter()
         assert self._inputs is not None, "sample before forward"
-        sampled, self._inputs = self._inputs.sampled, None
-        rows, generations = unpack(plan.rows)[sampled], unpack(plan.generations)[sampled]
-        tokens, flags = b"", b""
-        if len(rows):
-            drawn = self._draw(rows, masks)
-            values = drawn.tokens.numpy()
-            self._table.tokens[rows, self._table.num_computed[rows]] = values
-            tokens = pack(values)
-            flags = pack(np.where(drawn.finite.numpy(), RowFlag.OK, RowFlag.NON_FINITE), FLAG)
+        inputs, self._inputs = self._inputs, None
+        asked, samples = unpack(plan.rows)[inputs.asked], inputs.samples
+        tokens, flags = np.empty(0, np.int64), np.zeros(len(asked), np.int8)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if samples.any():
+            rows = asked[samples]
+            tokens, finite, logprobs = self._draw(rows, inputs.last_tokens, masks)
+            self._table.append(rows, tokens)
+            flags[samples] = np.where(finite, RowFlag.OK, RowFlag.NON_FINITE)
+        packed = pack(tokens)
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
-            rows=pack(rows),
-            generations=pack(generations),
-            counts=pack(np.ones(len(rows), TOKEN)),
-            tokens=tokens,
-            flags=flags,
+            rows=pack(asked),
+            generations=pack(unpack(plan.generations)[inputs.asked]),
+            counts=pack(samples),
+            tokens=packed,
+            flags=pack(flags, FLAG),
+            logprobs=logprobs,
+            prompt_logprobs=dict(self._score_prompts(inputs.prompt_spans)),
             seconds=(*self._seconds, time.perf_counter() - began),
-            checksum=zlib.crc32(tokens),
+            checksum=zlib.crc32(packed),
         )
 
-    def _draw(self, rows: np.ndarray, masks: bytes | None) -> Drawn:
-        if masks is None and not self._table.temperature[rows].any():
-            head = self._model.head(self._hidden, HeadNeed.ARG_MAX)
+    def _draw(
+        self, rows: npt.NDArray[np.int32], last_tokens: Tensor, masks: bytes | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], dict[int, TokenLogprobs]]:
+        """Tokens of `rows`, whether the model's logits were finite, and the logprobs asked for.
+
+        Only the model's own logits count as not finite: masks and penalties may leave nothing.
+        """
+        table, processors = self._table, self._table.processors
+        hidden = self._hidden.index_select(0, last_tokens)
+        scored = np.flatnonzero(table.logprobs[rows] >= 0)
+        plain = masks is None and not table.temperature[rows].any() and not processors.used_by(rows)
+        if plain and not len(scored):
+            head = self._model.head(hidden, HeadNeed.ARG_MAX)
             assert head.best is not None
-            return Drawn(head.best, head.finite)
-        head = self._model.head(self._hidden, HeadNeed.LOGITS)
-        assert head.logits is not None
+            return head.best.numpy(), head.finite.numpy(), {}
+        logits, finite = self._logits(hidden)
+        scored = scored[finite.numpy()[scored]]
+        raw = logits[torch.from_numpy(scored)]  # a copy: the passes work in place
+        if processors.used_by(rows):
+            processors.apply(logits, rows, table.tokens, table.num_known[rows], table.prompt_len[rows])
         bits: Tensor | None = None
         if masks is not None:
             bits = torch.from_numpy(np.frombuffer(masks, np.uint8).reshape(len(rows), -1).copy())
-        drawn = sample(head.logits, sampling_rows(self._table, rows), bits)
-        return Drawn(drawn.tokens, drawn.finite & head.finite)
+        tokens = sample(logits, sampling_rows(table, rows), bits)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if len(scored):
+            part = rows[scored]
+            k = np.minimum(table.logprobs[part], self._model.vocab_size)
+            scores = score_tokens(raw, tokens[torch.from_numpy(scored)], k)
+            index = table.num_known[part] - table.prompt_len[part]
+            logprobs = dict(sampled_logprobs(scores, part, index, k))
+        return tokens.numpy(), finite.numpy(), logprobs
+
+    def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        head = self._model.head(hidden, HeadNeed.LOGITS)
+        assert head.logits is not None
+        return head.logits, head.finite
+
+    def _score_prompts(self, spans: tuple[PromptSpan, ...]) -> Iterator[tuple[int, TokenLogprobs]]:
+        for span in spans:
+            k = min(int(self._table.prompt_logprobs[span.row]), self._model.vocab_size)
+            hidden = self._hidden[span.predicted_by]
+            scores = prompt_logprobs(self._logits, hidden, span.tokens, span.first, k)
+            if scores is not None:
+                yield span.row, scores
 
     def _check_order(self, plan: Plan) -> None:
         if self._last_step is not None and plan.step != self._last_step + 1:
@@ -158,6 +223,17 @@ class CPUModelRunner:
                 f"row {row} holds generation {self._table.generation[row]}, "
                 f"step {plan.step} wants {generations[wrong[0]]}"
             )
+
+
+@contextmanager
+def _memory_may_run_out() -> Iterator[None]:
+    """Turn a failed allocation into the step's failure: the next step may be smaller."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own has no type of its own on the CPU
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise StepFailedError(f"no memory for a step's intermediates: {error}") from error
+        raise
 
 
 class _Ledger:
@@ -183,7 +259,10 @@ def _warm_up(model: CausalModel, block_size: int) -> None:
     pool.zero(torch.arange(3))
     starts = np.array([0, 1, 1 + block_size, 1 + 2 * block_size])
     tables = np.array([[0, 0], [1, 1], [2, 2]], np.int32)
-    batch = build_attention_batch(starts, np.array([0, 0, block_size]), tables, block_size)
+    computed = np.array([0, 0, block_size])
+    batches = tuple(
+        build_attention_batch(starts, computed, tables, block_size, spec.window) for spec in pool.specs
+    )
     zeros = torch.zeros(int(starts[-1]), dtype=torch.int64)
-    context = StepContext(zeros, (batch,) * len(model.kv_groups), pool.layers)
+    context = StepContext(zeros, batches, pool.layers)
     model.head(model.forward(model.embed(zeros), context)[-1:], HeadNeed.LOGITS)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servelite.ipc.messages import NewRow, Plan, unpack
+from servelite.worker.logits_processors import LogitsProcessors
 
 _Ints = npt.NDArray[np.int32]
 _Longs = npt.NDArray[np.int64]
@@ -18,11 +19,12 @@ _Longs = npt.NDArray[np.int64]
 class ResidentTable:
     """Columns by row. Arrays are touched lazily: a long maximum costs address space, not memory."""
 
-    def __init__(self, rows: int, max_model_len: int, block_size: int, groups: int) -> None:
+    def __init__(self, rows: int, max_model_len: int, block_size: int, groups: int, vocab_size: int) -> None:
         self._block_size = block_size
         self.tokens = np.zeros((rows, max_model_len), np.int32)  # prompt, then output
         self.generation = np.full(rows, -1, np.int32)
-        self.num_computed = np.zeros(rows, np.int64)  # tokens whose keys and values are in the cache
+        self.num_known = np.zeros(rows, np.int64)  # tokens in `tokens`
+        self.num_computed = np.zeros(rows, np.int64)  # those whose keys and values are in the cache
         self.prompt_len = np.zeros(rows, np.int64)
         self.block_tables = np.zeros((groups, rows, -(-max_model_len // block_size)), np.int32)
         self.num_blocks = np.zeros((groups, rows), np.int64)
@@ -32,6 +34,9 @@ class ResidentTable:
         self.min_p = np.zeros(rows, np.float32)
         self.seed = np.zeros(rows, np.int64)  # the bits of an unsigned one
         self.choice = np.zeros(rows, np.int64)
+        self.logprobs = np.full(rows, -1, np.int64)  # alternatives a token; -1: none are wanted
+        self.prompt_logprobs = np.full(rows, -1, np.int64)
+        self.processors = LogitsProcessors(rows, vocab_size)
 
     def apply(self, plan: Plan) -> _Longs:
         """Take in a plan's new rows and blocks.
@@ -59,6 +64,7 @@ class ResidentTable:
         row, tokens, sampling = new.row, unpack(new.tokens), new.sampling
         self.tokens[row, : len(tokens)] = tokens
         self.generation[row] = new.generation
+        self.num_known[row] = len(tokens)
         self.num_computed[row] = new.num_computed
         self.prompt_len[row] = new.prompt_len
         self.num_blocks[:, row] = 0
@@ -68,3 +74,12 @@ class ResidentTable:
         self.min_p[row] = sampling.min_p
         self.seed[row] = np.uint64(new.seed).astype(np.int64)
         self.choice[row] = new.choice
+        self.logprobs[row] = sampling.logprobs
+        self.prompt_logprobs[row] = sampling.prompt_logprobs
+        self.processors.occupy(row, sampling, tokens, new.prompt_len)
+
+    def append(self, rows: _Ints, tokens: _Longs) -> None:
+        """Each of `rows`, all of whose tokens are computed, got one of `tokens`."""
+        self.tokens[rows, self.num_known[rows]] = tokens
+        self.num_known[rows] += 1
+        self.processors.add(rows, tokens)

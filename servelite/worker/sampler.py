@@ -2,8 +2,8 @@
 
 A draw is the arg max of logit/T + g over the tokens that survive top-k, top-p and min-p, with g the
 Gumbel noise of `philox.py`: a softmax sample without a sum, a scan or a state. Order of the passes:
-masks, temperature, top-k, top-p, min-p; a pass that no row needs is skipped, and what changes logits
-(bias, penalties) belongs before the masks. On a tie the lowest token ID wins, everywhere.
+bias, penalties and token masks (`logits_processors.py`, before this), the grammar's mask, temperature,
+top-k, top-p, min-p; a pass that no row needs is skipped. On a tie the lowest token ID wins, everywhere.
 """
 
 from __future__ import annotations
@@ -39,25 +39,20 @@ class SamplingRows:
         return SamplingRows(*(column[rows] for column in vars(self).values()))
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What `sample` drew, both [rows]."""
-
-    tokens: Tensor  # int64, always inside the vocabulary
-    finite: Tensor  # bool: the row had a finite best logit; where not, the token means nothing
-
-
-def sample(logits: Tensor, rows: SamplingRows, masks: Tensor | None = None) -> Drawn:
+def sample(logits: Tensor, rows: SamplingRows, masks: Tensor | None = None) -> Tensor:
     """Draw one token a row.
 
     Args:
         logits: float32 [rows, vocabulary]; overwritten.
         masks: uint8 [rows, >= ceil(vocabulary / 8)], bits little-endian, 1 allows; None: all allowed.
+
+    Returns:
+        int64 [rows], always inside the vocabulary: the arg max where a row's best logit is not finite
+        (NaN, or nothing is allowed: then token 0), and no other row suffers from that.
     """
     if masks is not None:
         logits.masked_fill_(~unpack_masks(masks, logits.shape[1]), -torch.inf)
     best, tokens = logits.max(dim=-1)
-    finite = torch.isfinite(best)
     random = torch.nonzero(rows.temperature > 0).squeeze(-1)
     if len(random):
         everything = len(random) == len(tokens)
@@ -67,7 +62,7 @@ def sample(logits: Tensor, rows: SamplingRows, masks: Tensor | None = None) -> D
         scores.sub_(best[random, None]).div_(chosen.temperature[:, None])
         _truncate(scores, chosen)
         tokens[random] = torch.from_numpy(_draw(scores.numpy(), chosen, tokens[random].numpy()))
-    return Drawn(tokens, finite)
+    return tokens
 
 
 def unpack_masks(masks: Tensor, vocab_size: int) -> Tensor:

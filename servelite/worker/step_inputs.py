@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from servelite.ipc.messages import Plan, unpack
-from servelite.kernels.attention_batch import build_attention_batch
-from servelite.kernels.kv_layout import LayerCache
-from servelite.layers.step_context import StepContext
+from servelite.kernels.attention_batch import AttentionBatch, build_attention_batch
+from servelite.kernels.kv_layout import KVPool
 from servelite.worker.resident import ResidentTable
 from servelite.worker.sampler import SamplingRows
+
+
+@dataclass(frozen=True)
+class PromptSpan:
+    """Consecutive tokens of one row's prompt whose logprobs are wanted."""
+
+    row: int
+    first: int  # position in the prompt of the first token
+    tokens: Tensor  # int64 [n]
+    predicted_by: slice  # of the flat batch, [n]: each token's predecessor
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,21 @@ class StepInputs:
     """What one forward pass and the sampling after it need."""
 
     token_ids: Tensor  # int64 [tokens]
-    context: StepContext
-    logit_tokens: Tensor  # int64 [sampled]: whose hidden states the head gets, in the flat batch
-    sampled: npt.NDArray[np.int64]  # [sampled]: which of the plan's rows these are
+    positions: Tensor  # int64 [tokens], each token's place in its own sequence
+    batches: tuple[AttentionBatch, ...]  # by KV group
+    asked: npt.NDArray[np.int64]  # which of the plan's rows have logits
+    samples: npt.NDArray[np.bool_]  # [asked]: those that sample
+    last_tokens: Tensor  # int64 [sampling rows]: each one's last token in the flat batch
+    prompt_spans: tuple[PromptSpan, ...]
 
 
-def build_step_inputs(
-    plan: Plan, table: ResidentTable, caches: tuple[LayerCache, ...], block_size: int
-) -> StepInputs:
-    """`table` has taken in the plan; its `num_computed` is still that of before the step."""
+def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size: int) -> StepInputs:
+    """`table` has taken in the plan; its `num_computed` is still that of before the step.
+
+    A row with logits samples if the step computes all tokens that the table has of it. Of its last
+    `num_logits` positions, those that predict a token of its prompt are scored, if the row wants
+    its prompt's logprobs.
+    """
     rows, counts = unpack(plan.rows), unpack(plan.num_tokens).astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)))
     computed = table.num_computed[rows]
@@ -38,16 +53,43 @@ def build_step_inputs(
     token_ids = table.tokens[np.repeat(rows, counts), positions]
     used = -(-int((computed + counts).max(initial=0)) // block_size)
     batches = tuple(
-        build_attention_batch(starts, computed, group[rows, :used], block_size)
-        for group in table.block_tables
+        build_attention_batch(starts, computed, group[rows, :used], block_size, spec.window)
+        for group, spec in zip(table.block_tables, pool.specs, strict=True)
     )
-    sampled = np.flatnonzero(unpack(plan.num_logits))
+    num_logits = unpack(plan.num_logits)
+    asked = np.flatnonzero(num_logits)
+    samples = (computed + counts == table.num_known[rows])[asked]
     return StepInputs(
         token_ids=torch.from_numpy(token_ids.astype(np.int64)),
-        context=StepContext(torch.from_numpy(positions), batches, caches),
-        logit_tokens=torch.from_numpy(starts[sampled + 1] - 1),
-        sampled=sampled,
+        positions=torch.from_numpy(positions),
+        batches=batches,
+        asked=asked,
+        samples=samples,
+        last_tokens=torch.from_numpy(starts[asked[samples] + 1] - 1),
+        prompt_spans=_prompt_spans(
+            asked[table.prompt_logprobs[rows[asked]] >= 0], rows, starts, num_logits, table
+        ),
     )
+
+
+def _prompt_spans(
+    wanted: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+    num_logits: npt.NDArray[np.int32],
+    table: ResidentTable,
+) -> tuple[PromptSpan, ...]:
+    spans = []
+    for at in wanted.tolist():
+        row, stop = int(rows[at]), int(starts[at + 1])
+        end = int(table.num_computed[row]) + stop - int(starts[at])
+        first = end - int(num_logits[at]) + 1
+        tokens = table.tokens[row, first : min(end + 1, int(table.prompt_len[row]))].astype(np.int64)
+        if len(tokens):
+            begin = stop - int(num_logits[at])
+            span = slice(begin, begin + len(tokens))
+            spans.append(PromptSpan(row, first, torch.from_numpy(tokens), span))
+    return tuple(spans)
 
 
 def sampling_rows(table: ResidentTable, rows: npt.NDArray[np.int32]) -> SamplingRows:

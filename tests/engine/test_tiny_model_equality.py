@@ -1,7 +1,8 @@
 """A tiny random model gives a request the same tokens whatever happens around it.
 
 Alone, in a batch of 16, in chunks of 16 tokens, after prefix hits at every offset around a block
-border, with so few blocks that requests are preempted, at depth 1, 2 and 3. Float32, the tie rule.
+border, with so few blocks that requests are preempted, at depth 1, 2 and 3; with full attention in
+all layers, and with a window in every second one. Float32, the tie rule.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from servelite.config import Settings
 from servelite.worker.model_runner import CPUModelRunner
 from tests.engine_harness import Harness, prompt
 from tests.ties import Draw, Pair, compare_tokens, model_scorer
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_windowed_llama
 
 BLOCK, COUNT, VOCAB = 8, 16, 257
 
@@ -43,10 +44,13 @@ def requests() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> CPUModelRunner:
+@pytest.fixture(scope="module", params=["full", "windows"])
+def runner(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> CPUModelRunner:
     folder: Path = tmp_path_factory.mktemp("tiny")
-    tiny_llama(folder)
+    if request.param == "full":
+        tiny_llama(folder)
+    else:
+        tiny_windowed_llama(folder, window=19)
     return CPUModelRunner.load(settings(), folder)
 
 
@@ -63,7 +67,8 @@ def settings(**values: Any) -> Settings:
 
 def harness_over(runner: CPUModelRunner, **values: Any) -> Harness:
     chosen = settings(**values)
-    facts = replace(runner.facts, num_blocks=chosen.num_gpu_blocks_override)
+    groups = len(runner.facts.kv_groups)
+    facts = replace(runner.facts, num_blocks=chosen.num_gpu_blocks_override * groups)
     return Harness(chosen, CPUModelRunner(runner._model, facts, COUNT))
 
 

@@ -39,15 +39,16 @@ def test_rope_rotates_each_pair_by_its_angle() -> None:
     torch.testing.assert_close(out, torch.cat((pairs.real, pairs.imag), dim=-1))
 
 
-def one_row(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def one_row(query: Tensor, keys: Tensor, values: Tensor, window: int = 0) -> Tensor:
     """Attention of the last len(query) positions, a token and a head at a time."""
     out = torch.empty_like(query)
     group = query.shape[1] // keys.shape[1]
     for i in range(len(query)):
-        seen = len(keys) - len(query) + i + 1
+        end = len(keys) - len(query) + i + 1
+        seen = slice(max(0, end - window) if window else 0, end)
         for head in range(query.shape[1]):
-            scores = keys[:seen, head // group] @ query[i, head] / math.sqrt(query.shape[2])
-            out[i, head] = torch.softmax(scores, dim=0) @ values[:seen, head // group]
+            scores = keys[seen, head // group] @ query[i, head] / math.sqrt(query.shape[2])
+            out[i, head] = torch.softmax(scores, dim=0) @ values[seen, head // group]
     return out
 
 
@@ -55,19 +56,23 @@ def one_row(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     rows=st.lists(st.tuples(st.integers(0, 45), st.integers(1, 9)), min_size=1, max_size=7),
     decodes=st.integers(0, 7),
     group=st.sampled_from([1, 3]),
+    window=st.sampled_from([0, 1, 2, 4, 5, 11, 100]),
     seed=st.integers(0, 1000),
 )
 def test_a_mixed_batch_equals_its_rows_alone(
-    rows: list[tuple[int, int]], decodes: int, group: int, seed: int
+    rows: list[tuple[int, int]], decodes: int, group: int, window: int, seed: int
 ) -> None:
-    """Rows are (tokens in the cache, tokens computed); the first `decodes` compute one token each."""
+    """Rows are (tokens in the cache, tokens computed); the first `decodes` compute one token each.
+
+    Table entries out of the window say block 0, which is another's and holds NaN.
+    """
     torch.manual_seed(seed)
     computed = np.array([done for done, _ in rows])
     counts = np.array([1 if i < decodes else n for i, (_, n) in enumerate(rows)])
     needed = -(-(computed + counts) // BLOCK)
-    pool = KVPool((KVGroupSpec("full", (0, 1), KV_HEADS, DIM),), int(needed.sum()), BLOCK)
-    pool.zero(torch.arange(int(needed.sum())))
-    blocks = np.random.default_rng(seed).permutation(needed.sum()).astype(np.int32)
+    pool = KVPool((KVGroupSpec("full", (0, 1), KV_HEADS, DIM),), 1 + int(needed.sum()), BLOCK)
+    pool.zero(torch.arange(1 + int(needed.sum())))
+    blocks = 1 + np.random.default_rng(seed).permutation(needed.sum()).astype(np.int32)
     tables = np.full((len(rows), needed.max()), -1, np.int32)  # what is past a row's end is never read
     for i, table in enumerate(np.split(blocks, np.cumsum(needed)[:-1])):
         tables[i, : len(table)] = table
@@ -80,7 +85,12 @@ def test_a_mixed_batch_equals_its_rows_alone(
             earlier = build_attention_batch(np.array([0, done]), np.array([0]), tables[i : i + 1], BLOCK)
             reference.write_kv(keys[i][:done], values[i][:done], cache, earlier)
     starts = np.concatenate(([0], np.cumsum(counts)))
-    batch = build_attention_batch(starts, computed, tables, BLOCK)
+    for i, done in enumerate(computed):
+        lost = max(0, done - window + 1) // BLOCK if window else 0
+        for other in (cache.keys, cache.values):
+            other[torch.from_numpy(np.append(tables[i, :lost], 0).astype(np.int64))] = torch.nan
+        tables[i, :lost] = 0
+    batch = build_attention_batch(starts, computed, tables, BLOCK, window)
     query = torch.randn(int(starts[-1]), KV_HEADS * group, DIM)
     fresh_keys = torch.cat([key[done:] for key, done in zip(keys, computed, strict=True)])
     fresh_values = torch.cat([value[done:] for value, done in zip(values, computed, strict=True)])
@@ -88,7 +98,7 @@ def test_a_mixed_batch_equals_its_rows_alone(
     out = reference.paged_attention(query, cache, batch, DIM**-0.5)
     for i in range(len(rows)):
         part = slice(int(starts[i]), int(starts[i + 1]))
-        torch.testing.assert_close(out[part], one_row(query[part], keys[i], values[i]))
+        torch.testing.assert_close(out[part], one_row(query[part], keys[i], values[i], window))
     assert not pool.layers[0].keys.any(), "another layer's cache was written"
 
 
@@ -154,6 +164,45 @@ def test_the_pools_blocks_have_the_bytes_they_are_said_to_have() -> None:
     pool = KVPool((spec,), 5, BLOCK)
     held = sum(t.numel() * t.element_size() for layer in pool.layers for t in (layer.keys, layer.values))
     assert held == 5 * spec.block_bytes(BLOCK)
+
+
+def test_one_pool_of_block_ids_serves_all_groups() -> None:
+    """A block is one group's at a time, in whatever group: writing it there spoils no other block."""
+    specs = (KVGroupSpec("full", (0, 2), KV_HEADS, DIM), KVGroupSpec("window", (1, 3), KV_HEADS, DIM, 8))
+    pool = KVPool(specs, 3, BLOCK)
+    pool.zero(torch.arange(3))
+    pool.layers[2].values[1] = 5
+    pool.layers[3].values[2] = 7
+    assert (
+        sorted(pool.layers[0].keys.untyped_storage().nbytes() for _ in specs)
+        == [3 * specs[0].block_bytes(BLOCK)] * 2
+    )
+    assert (pool.layers[2].values[1] == 5).all() and (pool.layers[3].values[2] == 7).all()
+    for layer in (0, 2):
+        assert not pool.layers[layer].keys[[0, 1]].any() and not pool.layers[layer].values[0].any()
+    assert not pool.layers[1].values.any(dim=-1)[[0, 2]].any()
+    pool.zero(torch.tensor([1]))
+    assert not pool.layers[2].values[1].any() and (pool.layers[3].values[2] == 7).all()
+
+
+def test_a_decode_in_a_window_gathers_only_the_blocks_it_sees() -> None:
+    tables = np.arange(2 * 250, dtype=np.int32).reshape(2, 250)
+    batch = build_attention_batch(np.arange(3), np.array([900, 5]), tables, BLOCK, window=9)
+    (bucket,) = batch.decodes
+    # Position 900 sees 892 to 900, in blocks 223 to 225; position 5 sees all of its two.
+    assert bucket.blocks.view(2, 3).tolist() == [[223, 224, 225], [250, 251, 251]]
+    seen = (bucket.mask == 0).view(2, 12)
+    assert [torch.nonzero(row).flatten().tolist() for row in seen] == [list(range(9)), list(range(6))]
+
+
+def test_a_chunk_in_a_window_gathers_only_the_blocks_it_sees() -> None:
+    tables = np.arange(250, dtype=np.int32)[None]
+    (chunk,) = build_attention_batch(np.array([0, 6]), np.array([101]), tables, BLOCK, window=10).prefills
+    assert chunk.blocks.tolist() == [23, 24, 25, 26]  # 92 to 106
+    assert chunk.context == 107 - 92
+    assert chunk.mask is not None
+    for i, line in enumerate(chunk.mask):
+        assert (torch.nonzero(line == 0).flatten() + 92).tolist() == list(range(92 + i, 102 + i))
 
 
 def test_groups_of_unlike_blocks_are_refused() -> None:

@@ -16,7 +16,7 @@ from servelite.models.llama import LlamaForCausalLM
 from servelite.models.registry import UnknownArchitecture, build_model
 from servelite.tokenizer.model_files import ModelFileError, open_model_files
 from tests.paged_forward import paged_logits
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_windowed_llama
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rope linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
     "rope llama3": {"rope_parameters": LLAMA3},
 }
+STEPS = {"whole": (70,), "chunks": (16, 16, 16, 16, 6), "decodes": (33, *[1] * 37), "odd": (1, 7, 1, 61)}
 IDS = torch.randint(0, 257, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -45,8 +46,7 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
     with torch.inference_mode():
         expected = theirs(torch.tensor([IDS])).logits[0]
     assert expected.std() > 1  # the comparison below would mean little on flat logits
-    steps = {"whole": (70,), "chunks": (16, 16, 16, 16, 6), "decodes": (33, *[1] * 37), "odd": (1, 7, 1, 61)}
-    for name, sizes in steps.items():
+    for name, sizes in STEPS.items():
         ours = paged_logits(model, IDS, sizes, block_size=8)
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -76,6 +76,13 @@ def config(**changes: Any) -> dict[str, Any]:
     return plain | changes
 
 
+WINDOWED = {
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -89,6 +96,10 @@ def config(**changes: Any) -> dict[str, Any]:
         ({"num_key_value_heads": [1, 1]}, r"num_key_value_heads is \[1, 1\]"),
         ({"head_dim": "8"}, "head_dim is '8'"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types has 'chunked_attention'"),
+        ({"layer_types": ["full_attention"] * 2}, "not one type a layer"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_window is None"),
+        (WINDOWED, "2 layers of full_attention and 1 of sliding_attention"),
     ],
 )
 def test_a_config_it_cannot_run_is_refused_by_field(change: dict[str, Any], named: str) -> None:
@@ -113,3 +124,20 @@ def test_a_rope_scaling_without_its_numbers_is_refused(kind: str) -> None:
 def test_an_unknown_architecture_is_refused_by_name_and_the_known_are_listed() -> None:
     with pytest.raises(UnknownArchitecture, match="'BertModel'; supported: LlamaForCausalLM"):
         build_model("BertModel", {}, REFERENCE)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 64, 200])
+def test_windowed_layers_see_only_their_window(window: int, block_size: int, tmp_path: Path) -> None:
+    """Whatever stands in the blocks that are out of it."""
+    theirs = tiny_windowed_llama(tmp_path, window=window)
+    model = load_model(open_model_files(tmp_path), REFERENCE)
+    assert [(g.kind, g.layers, g.window) for g in model.kv_groups] == [
+        ("full", (0, 2), 0),
+        ("window", (1, 3), window),
+    ]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([IDS])).logits[0]
+    for name, sizes in STEPS.items():
+        ours = paged_logits(model, IDS, sizes, block_size)
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from servelite.ipc.messages import FLAG, NewRow, Plan, SamplingParams, StepResult, pack, unpack
+from servelite.ipc.messages import FLAG, NewRow, Plan, SamplingParams, StepResult, TokenLogprobs, pack, unpack
 from servelite.worker.base import ModelRunner
 
 
@@ -23,6 +21,8 @@ class Request:
     blocks: int = 0
     output: list[int] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -38,10 +38,12 @@ class Request:
 class Driver:
     """Runs requests to their end, all admitted at once, at most `chunk` tokens a row and step."""
 
-    def __init__(self, runner: ModelRunner, first_step: int = 0) -> None:
+    def __init__(self, runner: ModelRunner, first_step: int = 0, first_free: int = 0) -> None:
+        """`first_free`: the blocks before it stay nobody's."""
         self.runner = runner
         self.step = first_step
-        self.free = list(range(runner.facts.num_blocks))[::-1]
+        self.groups = len(runner.facts.kv_groups)
+        self.free = list(range(first_free, runner.facts.num_blocks))[::-1]
         self.generation = 0
 
     def run(self, requests: list[Request], chunk: int = 1 << 30) -> list[list[int]]:
@@ -66,9 +68,9 @@ class Driver:
             )
         while live := [r for r in requests if not r.done]:
             counts = [min(chunk, r.remaining) for r in live]
-            logits = [int(n == r.remaining) for n, r in zip(counts, live, strict=True)]
+            logits = [self.num_logits(r, n) for n, r in zip(counts, live, strict=True)]
             new_blocks = [-(-(r.computed + n) // size) - r.blocks for n, r in zip(counts, live, strict=True)]
-            blocks = [self.free.pop() for _ in range(sum(new_blocks))]
+            blocks = [self.free.pop() for _ in range(sum(new_blocks) * self.groups)]
             owned += blocks
             plan = self.plan(live, counts, logits, new_blocks, blocks, tuple(fresh))
             fresh = []
@@ -78,6 +80,11 @@ class Driver:
                 r.computed += n
                 r.blocks += b
             self.take([r for r, n in zip(live, logits, strict=True) if n], result)
+            for r in live:
+                if r.row in result.prompt_logprobs:
+                    r.prompt_logprobs.append(result.prompt_logprobs[r.row])
+                if r.row in result.logprobs:
+                    r.logprobs.append(result.logprobs[r.row])
         self.free += owned
         return [r.output for r in requests]
 
@@ -100,16 +107,26 @@ class Driver:
             num_tokens=pack(counts),
             num_drafts=b"",
             num_logits=pack(logits),
-            block_counts=pack(new_blocks),
+            block_counts=pack(new_blocks * self.groups),
             block_ids=pack(blocks),
             new_rows=fresh,
         )
 
-    def take(self, sampled: list[Request], result: StepResult) -> None:
-        """Append what the step sampled."""
-        assert unpack(result.rows).tolist() == [r.row for r in sampled]
-        assert np.all(unpack(result.counts) == 1)
-        tokens, flags = unpack(result.tokens).tolist(), unpack(result.flags, FLAG).tolist()
-        for request, token, flag in zip(sampled, tokens, flags, strict=True):
-            request.output.append(token)
-            request.flags.append(flag)
+    @staticmethod
+    def num_logits(request: Request, count: int) -> int:
+        """Of a step that computes `count` tokens of the request."""
+        if request.sampling.prompt_logprobs >= 0 and request.computed < len(request.prompt):
+            return count
+        return int(count == request.remaining)
+
+    def take(self, asked: list[Request], result: StepResult) -> None:
+        """Append what the step sampled; `asked` are those with logits, `computed` is counted already."""
+        assert unpack(result.rows).tolist() == [r.row for r in asked]
+        counts = unpack(result.counts).tolist()
+        assert counts == [int(r.remaining == 0) for r in asked]
+        tokens, flags = iter(unpack(result.tokens).tolist()), unpack(result.flags, FLAG).tolist()
+        for request, count, flag in zip(asked, counts, flags, strict=True):
+            if count:
+                request.output.append(next(tokens))
+                request.flags.append(flag)
+        assert next(tokens, None) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,16 @@ class Row:
     choice: int = 0
     position: int = 0
     allowed: tuple[int, ...] | None = None  # of the grammar's mask; None: all
+    prompt: tuple[int, ...] = (0,)
+    output: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 def philox(counter: npt.NDArray[np.uint64], key: tuple[int, int]) -> npt.NDArray[np.uint64]:
@@ -50,17 +61,43 @@ def gumbel(tokens: npt.NDArray[np.int64], row: Row) -> npt.NDArray[np.float64]:
     return -np.log(-np.log(u))
 
 
+def only(z: npt.NDArray[np.float64], tokens: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """`z` with all others forbidden."""
+    masked = np.full(len(z), -np.inf)
+    masked[list(tokens)] = z[list(tokens)]
+    return masked
+
+
+def adjusted(z: npt.NDArray[np.float64], row: Row) -> npt.NDArray[np.float64]:
+    """Bias, penalties and masks but the grammar's, a token at a time."""
+    for token, bias in row.logit_bias:
+        z[token] += bias
+    tokens = row.prompt + row.output
+    for token in set(tokens):
+        z[token] = z[token] / row.repetition_penalty if z[token] > 0 else z[token] * row.repetition_penalty
+    for token, count in Counter(row.output).items():
+        z[token] -= row.frequency_penalty * count + row.presence_penalty
+    if row.allowed_token_ids:
+        z = only(z, row.allowed_token_ids)
+    if len(row.output) < row.min_tokens:
+        z[list(row.stop_token_ids)] = -np.inf
+    for *start, last in row.bad_words:
+        if tokens[len(tokens) - len(start) :] == tuple(start):
+            z[last] = -np.inf
+    return z
+
+
 def draw(logits: npt.NDArray[np.float32], row: Row) -> tuple[int, float]:
     """The token, and by how much it won.
 
     The margin is the winner's lead over every token that rounding could let through top-k, top-p and
     min-p; it is 0 where rounding could cut the winner itself.
     """
-    z = logits.astype(np.float64)
+    z = adjusted(logits.astype(np.float64), row)
     if row.allowed is not None:
-        masked = np.full(len(z), -np.inf)
-        masked[list(row.allowed)] = z[list(row.allowed)]
-        z = masked
+        z = only(z, row.allowed)
+    if not (z > -np.inf).any():
+        return 0, np.inf
     if row.temperature == 0:
         every = z > -np.inf
         return _winner(z, every, every, every)

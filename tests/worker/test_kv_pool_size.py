@@ -42,6 +42,20 @@ def test_a_length_that_was_not_asked_for_is_lowered_and_logged(caplog: pytest.Lo
     assert "lowered from 8192 to 800" in caplog.text
 
 
+def test_a_window_group_needs_its_window_and_what_is_in_flight() -> None:
+    """Blocks of 16; a window of 64 with 32 tokens in flight holds ceil(95 / 16) + 1 = 7 blocks."""
+    few = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "async_depth": 2}
+    windows = (0, 64)
+    roomy = Settings(max_model_len=800, num_gpu_blocks_override=9999, **few)
+    assert size_pool(roomy, 8192, MIB, GIB, windows) == PoolSize(4 * (50 + 7), 800)
+    short = Settings(max_model_len=80, num_gpu_blocks_override=9999, **few)
+    assert size_pool(short, 8192, MIB, GIB, windows) == PoolSize(4 * (5 + 5), 80)
+    lowered = Settings(num_gpu_blocks_override=57, **few)
+    assert size_pool(lowered, 8192, MIB, GIB, windows) == PoolSize(57, 800)
+    with pytest.raises(SettingError, match=r"of 801 tokens needs 58 KV blocks .* holds 57"):
+        size_pool(Settings(max_model_len=801, num_gpu_blocks_override=57, **few), 8192, MIB, GIB, windows)
+
+
 def test_a_pool_without_a_block_is_refused() -> None:
     with pytest.raises(SettingError, match="the pool holds 0"):
         size_pool(Settings(kv_cache_memory_bytes=1000), 8192, MIB, GIB)

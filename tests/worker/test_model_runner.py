@@ -18,7 +18,7 @@ from servelite.kernels.dispatch import REFERENCE
 from servelite.loader.model import load_model
 from servelite.models.base import CausalModel
 from servelite.tokenizer.model_files import open_model_files
-from servelite.worker.base import StepGapError
+from servelite.worker.base import StepFailedError, StepGapError
 from servelite.worker.load import load_runner
 from servelite.worker.model_runner import CPUModelRunner
 from tests.ties import Draw, Pair, compare_tokens, model_scorer
@@ -27,6 +27,17 @@ from tests.worker.driver import Driver, Request
 
 SETTINGS = Settings(max_num_seqs=16, num_gpu_blocks_override=400, block_size=8)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+PENALISED = SamplingParams(
+    max_tokens=20,
+    temperature=0.8,
+    repetition_penalty=1.2,
+    presence_penalty=0.7,
+    frequency_penalty=0.4,
+    logit_bias=((5, 2.0), (9, -3.0)),
+    bad_words=((7,), (5, 6)),
+    min_tokens=5,
+    stop_token_ids=(5, 8),
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +65,11 @@ def mixed_requests(count: int) -> list[Request]:
         SamplingParams(max_tokens=24, temperature=1.0),
         SamplingParams(max_tokens=17, temperature=0.7, top_p=0.9),
         SamplingParams(max_tokens=24, temperature=1.3, top_k=20, min_p=0.02),
+        PENALISED,
     ]
     lengths = (1, 5, 8, 9, 33, 70, 16)
     return [
-        Request(prompt(lengths[i % 7], i), kinds[i % 4], seed=2**63 + i, choice=i % 3) for i in range(count)
+        Request(prompt(lengths[i % 7], i), kinds[i % 5], seed=2**63 + i, choice=i % 3) for i in range(count)
     ]
 
 
@@ -98,8 +110,8 @@ def test_a_requests_tokens_do_not_depend_on_batch_or_chunk(
     assert compare_tokens(pairs, model_scorer(tiny[2])).tokens > 300
 
 
-def test_a_resumed_request_goes_on_as_it_would_have(runner: CPUModelRunner) -> None:
-    sampling = SamplingParams(max_tokens=20, temperature=1.0)
+@pytest.mark.parametrize("sampling", [SamplingParams(max_tokens=20), PENALISED], ids=["plain", "penalised"])
+def test_a_resumed_request_goes_on_as_it_would_have(sampling: SamplingParams, runner: CPUModelRunner) -> None:
     driver = Driver(runner)
     whole = driver.run([Request(prompt(12, 1), sampling, seed=77)])[0]
     resumed = Request(prompt(12, 1), sampling, seed=77, output=whole[:9])
@@ -173,6 +185,28 @@ def test_a_mask_leaves_only_what_it_allows(temperature: float, runner: CPUModelR
         plan = msgspec.structs.replace(one_step(runner, step, [5, 6, 7], sampling), needs_masks=True)
         runner.forward(plan)
         assert unpack(runner.sample(plan, words.tobytes()).tokens).tolist() == [allowed]
+
+
+@pytest.mark.parametrize("part", ["forward", "head"])
+def test_a_step_without_memory_fails_and_the_runner_goes_on(
+    part: str, runner: CPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = one_step(runner, 1, [5, 6, 7])
+    runner.forward(plan)
+    expected = runner.sample(plan, None).tokens
+    plan = one_step(runner, 2, [5, 6, 7])
+    with monkeypatch.context() as patch, pytest.raises(StepFailedError, match="no memory"):
+        patch.setattr(runner._model, part, lambda *_: torch.empty(1 << 50))
+        runner.forward(plan)
+        runner.sample(plan, None)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="another") as raised:
+        patch.setattr(runner._model, part, lambda *_: (_ for _ in ()).throw(RuntimeError("another")))
+        runner.forward(plan := one_step(runner, 3, [5, 6, 7]))
+        runner.sample(plan, None)
+    assert not isinstance(raised.value, StepFailedError)
+    plan = one_step(runner, 4, [5, 6, 7])
+    runner.forward(plan)
+    assert runner.sample(plan, None).tokens == expected
 
 
 def test_copied_blocks_stand_in_for_computed_ones(runner: CPUModelRunner) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from servelite.ipc.messages import NewRow, Plan, SamplingParams, pack
 from servelite.worker.resident import ResidentTable
 
-ROWS, LENGTH, SIZE, GROUPS = 6, 64, 4, 2
+ROWS, LENGTH, SIZE, GROUPS, VOCAB = 6, 64, 4, 2, 50
 
 
 def new_row(row: int, tokens: list[int], *, num_computed: int = 0, seed: int = 0) -> NewRow:
@@ -33,7 +33,7 @@ def plan(rows: list[int], counts: list[list[int]], blocks: list[int], new: tuple
 
 
 def test_a_new_row_brings_all_its_columns() -> None:
-    table = ResidentTable(ROWS, LENGTH, SIZE, GROUPS)
+    table = ResidentTable(ROWS, LENGTH, SIZE, GROUPS, VOCAB)
     seed = 2**64 - 5
     table.apply(plan([4], [[0], [0]], [], (new_row(4, [9, 8, 7], num_computed=1, seed=seed),)))
     assert table.tokens[4, :3].tolist() == [9, 8, 7]
@@ -44,7 +44,7 @@ def test_a_new_row_brings_all_its_columns() -> None:
 
 
 def test_a_row_taken_again_forgets_its_blocks() -> None:
-    table = ResidentTable(ROWS, LENGTH, SIZE, 1)
+    table = ResidentTable(ROWS, LENGTH, SIZE, 1, VOCAB)
     table.apply(plan([1], [[3]], [10, 11, 12], (new_row(1, [1] * 12),)))
     table.apply(plan([1], [[1]], [20], (new_row(1, [1] * 4),)))
     assert table.num_blocks[0, 1] == 1
@@ -53,7 +53,7 @@ def test_a_row_taken_again_forgets_its_blocks() -> None:
 
 def test_blocks_that_hold_computed_tokens_are_not_stale() -> None:
     """A prefix hit's blocks, and a copied block computed halfway, keep their content."""
-    table = ResidentTable(ROWS, LENGTH, SIZE, 1)
+    table = ResidentTable(ROWS, LENGTH, SIZE, 1, VOCAB)
     stale = table.apply(plan([2], [[4]], [5, 6, 7, 8], (new_row(2, [1] * 14, num_computed=10),)))
     assert stale.tolist() == [8]
     table.num_computed[2] = 16
@@ -62,7 +62,7 @@ def test_blocks_that_hold_computed_tokens_are_not_stale() -> None:
 
 @given(st.data())
 def test_tables_grow_as_a_loop_would_grow_them(data: st.DataObject) -> None:
-    table = ResidentTable(ROWS, LENGTH, SIZE, GROUPS)
+    table = ResidentTable(ROWS, LENGTH, SIZE, GROUPS, VOCAB)
     expected: list[list[list[int]]] = [[[] for _ in range(ROWS)] for _ in range(GROUPS)]
     fresh = iter(range(10_000))
     for _ in range(data.draw(st.integers(1, 5))):
