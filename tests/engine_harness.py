@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason = FinishReason.NONE
     error: RequestError | None = None
+
+
+@cache
+def shared_page() -> ProgressPage:
+    """One page for all harnesses: thousands are made in a run, and each page is two descriptors."""
+    return ProgressPage.create()
 
 
 class MemoryMailbox:
@@ -93,7 +100,7 @@ class Harness:
     def __init__(self, settings: Settings, runner: ModelRunner, *, epoch: int = 1) -> None:
         self.settings, self.mailbox = settings, MemoryMailbox()
         self.executor = InProcessExecutor(runner, settings.async_depth)
-        self.page = ProgressPage.create()
+        self.page = shared_page()
         self.core = build_engine(settings, self.executor, self.mailbox, self.page, epoch=epoch)
         self._numbers = iter(range(1, 1 << 30))
 
