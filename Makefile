@@ -9,6 +9,8 @@ TORCH := 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# compat: a folder that is called servelite, a clone beside a script of one's own, is not taken for it.
+EDITABLE := --config-settings editable_mode=compat -e
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -57,7 +59,7 @@ docs: $(VENV)/.dev ## write the pages of docs that are tables of what the code d
 	$(BIN)/python docs/write_tables.py
 
 clean: ## remove .venv, build results and tool caches
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -82,10 +84,10 @@ $(VENV)/.torch: $(VENV)/.created
 
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	@echo "installing servelite"
-	@$(PIP) install -e .
+	@$(PIP) install $(EDITABLE) .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@echo "installing servelite and what its tests need"
-	@$(PIP) install -e '.[dev]'
+	@$(PIP) install $(EDITABLE) '.[dev]'
 	@touch $@ $(VENV)/.run

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+_OTHER_VARIABLES: Final = ("SERVELITE_CACHE", "SERVELITE_TEST_")  # of ours, and no settings
+_NOT: Final[dict[Any, str]] = {int: "not an integer", float: "not a number"}
 
 
 class SettingError(ValueError):
@@ -46,8 +51,33 @@ class Settings:
     )
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
+    api_key: tuple[str, ...] = _setting(
+        (),
+        "keys that clients send as `Authorization: Bearer KEY`, several allowed; without one a request gets "
+        "a 401, the health probes apart; not given: no key is asked for",
+        metavar="KEY",
+    )
     runtime_dir: str = _setting(
         "", "folder for the engine's sockets; not given: a fresh temporary one", metavar="DIR"
+    )
+    tokenizer: str = _setting(
+        "", "a GGUF file or folder whose tokenizer to use instead of the model's", metavar="PATH"
+    )
+    chat_template: str = _setting(
+        "", "a file with the chat template to use instead of the model's", metavar="FILE"
+    )
+    generation_config: str = _setting(
+        "auto",
+        "sampling defaults: `auto` the model's generation_config.json, `none` OpenAI's, or another folder",
+        metavar="{auto,none,DIR}",
+    )
+    dtype: str = _setting("auto", "type of weights and arithmetic", choices=("auto", "float32"))
+    device: str = _setting("auto", "what the model runs on", choices=("auto", "cpu"))
+    seed: int = _setting(
+        -1,
+        "seed of requests that give none, each made from this and the request's number; -1: random ones",
+        low=-1,
+        high=(1 << 63) - 1,
     )
     max_model_len: int = _setting(
         0, "longest prompt plus answer, in tokens; 0: the model's own", low=0, high=1 << 24
@@ -76,16 +106,40 @@ class Settings:
     max_waiting_tokens: int = _setting(
         1 << 20, "prompt tokens that may wait; beyond it a 503 with Retry-After", low=1
     )
+    max_logprobs: int = _setting(20, "log probabilities a token that a request may ask for", low=0, high=1024)
+    unknown_fields: str = _setting(
+        "refuse",
+        "a request field that is not declared: `refuse` with a 400, or `warn` in the log and ignore it",
+        choices=("refuse", "warn"),
+    )
+    max_body_bytes: int = _setting(
+        8 << 20, "largest request body; beyond it a 413", low=1 << 10, high=1 << 30
+    )
+    timeout_keep_alive: int = _setting(
+        75, "seconds that an idle connection is kept, above the balancer's", low=1, high=86400
+    )
+    sse_keep_alive: float = _setting(
+        10.0, "seconds of silence after which a stream gets an SSE comment", low=0.01, high=86400.0
+    )
     executor: str = _setting(
         "auto",
         "`auto` runs the model; `simulated` runs none and yields pseudo-random or scripted tokens",
         choices=("auto", "simulated"),
     )
-    simulated_step_ms: float = _setting(
-        -1.0, "a fixed time a step for the simulated executor; not given: a cost model", low=-1.0
+    simulated_step_ms: float | None = _setting(
+        None,
+        "a fixed time a step for the simulated executor; not given: a cost model",
+        low=0.0,
+        high=86_400_000.0,
     )
     simulated_script: str = _setting(
         "", 'JSON lines {"prompt": ..., "text": ...}: what the simulated executor answers', metavar="FILE"
+    )
+    drain_delay: float = _setting(
+        0.0,
+        "seconds after SIGTERM in which readiness is off and requests are still served",
+        low=0.0,
+        high=86400.0,
     )
     drain_timeout: float = _setting(
         30.0, "seconds that answers in flight have to finish after SIGTERM", low=0.0, high=86400.0
@@ -102,7 +156,14 @@ class Settings:
                 f"{self.max_num_seqs}: each running request needs a token a step; raise the one or lower "
                 "the other"
             )
-        if self.executor != "simulated" and (self.simulated_script or self.simulated_step_ms >= 0):
+        for name in ("api_key", "served_model_name"):
+            if "" in getattr(self, name):
+                raise SettingError(f"{flag_of(name)} is empty: give a value, or leave the flag out")
+        if not self.host:
+            raise SettingError("--host is empty: give an address (0.0.0.0 or :: for all)")
+        if not self.model:
+            raise SettingError("MODEL is empty: give a GGUF file, a Hugging Face folder, or `demo`")
+        if self.executor != "simulated" and (self.simulated_script or self.simulated_step_ms is not None):
             raise SettingError("--simulated-script and --simulated-step-ms need --executor simulated")
 
     def to_dict(self) -> dict[str, object]:
@@ -128,6 +189,10 @@ def variable_of(name: str) -> str:
 
 def _check_bounds(f: dataclasses.Field[Any], value: Any) -> None:
     low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
+    if value is None:
+        return  # not given
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(f"{flag_of(f.name)} is {value}, not a finite number from {low} to {high}")
     if choices and value not in choices:
         raise SettingError(f"{flag_of(f.name)} is {value!r}, not one of: {', '.join(choices)}")
     if low is not None and value < low:
@@ -137,7 +202,23 @@ def _check_bounds(f: dataclasses.Field[Any], value: Any) -> None:
 
 
 def _types() -> dict[str, Any]:
-    return typing.get_type_hints(Settings)
+    """By name; of `type | None` the type: a value that is given has it."""
+    hints = typing.get_type_hints(Settings)
+    return {
+        name: kind.__args__[0] if isinstance(kind, types.UnionType) else kind for name, kind in hints.items()
+    }
+
+
+def _number(kind: Any) -> Callable[[str], Any]:
+    """What argparse calls with a flag's text: its own complaint would say "invalid int value"."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is {_NOT[kind]}") from None
+
+    return read
 
 
 def _parse(name: str, kind: Any, text: str) -> Any:
@@ -153,7 +234,7 @@ def _parse(name: str, kind: Any, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise SettingError(f"{variable_of(name)} is {text!r}, not a {kind.__name__}") from None
+        raise SettingError(f"{variable_of(name)} is {text!r}, {_NOT[kind]}") from None
 
 
 def add_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ("model",)) -> None:
@@ -165,14 +246,17 @@ def add_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ("mode
         kind = kinds[f.name]
         options: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
         default = f.default if f.default is not dataclasses.MISSING else ""
-        shown = "" if default in ("", -1.0, False) else f" (default {default})"
+        shown = "" if default in ("", -1, False, None) else f" (default {default})"
         options["help"] = (f.metadata["text"] + shown).replace("%", "%%")
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif isinstance(kind, types.GenericAlias):
-            options |= {"nargs": "+", "metavar": "NAME"}
+            options |= {"nargs": "+", "metavar": f.metadata["metavar"] or "NAME"}
         else:
-            options |= {"type": kind, "metavar": f.metadata["metavar"] or kind.__name__.upper()}
+            options |= {
+                "type": _number(kind) if kind in _NOT else kind,
+                "metavar": f.metadata["metavar"] or kind.__name__.upper(),
+            }
             if f.metadata["choices"]:
                 options["metavar"] = "{" + ",".join(f.metadata["choices"]) + "}"
         parser.add_argument(flag_of(f.name), **options)
@@ -195,12 +279,22 @@ def settings_from(given: dict[str, Any], environ: typing.Mapping[str, str] = os.
     return Settings(**values)
 
 
+def unknown_variables(environ: typing.Mapping[str, str] = os.environ) -> list[str]:
+    """Variables that look like settings and are none, most likely misspelled; sorted."""
+    known = {variable_of(f.name) for f in dataclasses.fields(Settings)}
+    return sorted(
+        name
+        for name in environ
+        if name.startswith("SERVELITE_") and name not in known and not name.startswith(_OTHER_VARIABLES)
+    )
+
+
 def flag_table() -> str:
-    """The docs' Markdown table of all settings."""
+    """The docs' Markdown table of all settings. MODEL must be given: its default is for `Settings()`."""
     rows = ["| flag | default | meaning |", "| --- | --- | --- |"]
     for f in dataclasses.fields(Settings):
         default = f.default if f.default is not dataclasses.MISSING else "none"
-        shown = "" if default == "" or default == -1.0 else f"`{default}`"
+        shown = "" if default in ("", -1, None) or f.name == "model" else f"`{default}`"
         name = "`MODEL`" if f.name == "model" else f"`{flag_of(f.name)}`"
         rows.append(f"| {name} | {shown} | {f.metadata['text']} |")
     return "\n".join(rows) + "\n"

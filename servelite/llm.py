@@ -18,10 +18,9 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import uvloop
@@ -31,17 +30,18 @@ from servelite.frontend.answer import Answer
 from servelite.frontend.chunks import Usage
 from servelite.frontend.errors import APIError, engine_dead, shutting_down
 from servelite.frontend.fields import Field, Integer, read_fields
-from servelite.frontend.protocol import COMPLETION_MAX_TOKENS, read_messages, read_prompt
+from servelite.frontend.model_metadata import read_metadata
+from servelite.frontend.prompts import Message, Prompt, read_messages, read_prompt
+from servelite.frontend.protocol import COMPLETION_MAX_TOKENS
 from servelite.frontend.sampling import MAX_TOKENS, SAMPLING_FIELDS, Sampling
 from servelite.frontend.service import Service
+from servelite.frontend.writing import usage_of
 from servelite.ipc.messages import Boot, Stop
 from servelite.ipc.process import usable_cpus
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
 from servelite.launcher.runtime_dir import runtime_folder
 from servelite.launcher.start import engine_boot, find_model, start_engine
-from servelite.tokenizer.model_files import open_model_files
-from servelite.tokenizer.tokenizer import load_tokenizer
 
 __all__ = ["LLM", "Completion", "EngineFailed", "Sampling"]
 
@@ -83,6 +83,7 @@ class LLM:
         Raises:
             SettingError: a setting has a value it cannot have.
             LaunchError: there is no such model.
+            ModelFileError, InvalidTemplate: its files cannot be used.
             EngineFailed: the engine did not start.
         """
         self._backend = _Backend(find_model(Settings(model=model, **settings)))
@@ -109,7 +110,7 @@ class LLM:
             ValueError: a prompt or an option is not possible; the text names it.
             EngineFailed: the engine died or gave a request up.
         """
-        chosen = _sampling(sampling, options)
+        chosen = _sampling(sampling, options, self._backend.sampling_defaults)
         if chosen.max_tokens is None:
             chosen = dataclasses.replace(chosen, max_tokens=COMPLETION_MAX_TOKENS)
         with _public_errors():
@@ -129,7 +130,7 @@ class LLM:
         Arguments and errors are those of `generate`; without `max_tokens` an answer may run to the
         end of the context.
         """
-        chosen = _sampling(sampling, options)
+        chosen = _sampling(sampling, options, self._backend.sampling_defaults)
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations: Sequence[Any] = messages if several else [messages]
         with _public_errors():
@@ -141,7 +142,7 @@ class LLM:
         self, messages: Messages, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[str]:
         """The assistant's answer as it comes, piece by piece; closing the iterator ends it early."""
-        chosen = _sampling(sampling, options)
+        chosen = _sampling(sampling, options, self._backend.sampling_defaults)
         with _public_errors():
             checked = read_messages("messages", list(messages))
             pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -164,21 +165,35 @@ class LLM:
         self.close()
 
 
-async def _complete(prompt: str | list[int], sampling: Sampling, service: Service) -> Answer:
-    return await service.complete(prompt, sampling)
+async def _complete(prompt: Prompt, sampling: Sampling, service: Service) -> Answer:
+    (answer,) = await service.complete([prompt], sampling)
+    return answer
 
 
-async def _chat(messages: list[dict[str, str]], sampling: Sampling, service: Service) -> Answer:
-    return await service.chat(messages, sampling)
+async def _chat(messages: list[Message], sampling: Sampling, service: Service) -> Answer:
+    (answer,) = await service.chat(messages, sampling)
+    return answer
 
 
-def _sampling(sampling: Sampling | None, options: dict[str, Any]) -> Sampling:
-    """One validated `Sampling` from an object or keyword arguments, by the same declarations as HTTP's."""
+def _sampling(
+    sampling: Sampling | None, options: dict[str, Any], model_defaults: Mapping[str, Any]
+) -> Sampling:
+    """One validated `Sampling`, by the same declarations as HTTP's.
+
+    Keyword arguments are completed by the model's own defaults; a `Sampling` is complete in itself.
+    """
     if sampling is not None and options:
         raise ValueError(f"give either a Sampling or keyword arguments, not both: {', '.join(options)}")
+    if sampling is not None:
+        defaults = {f.name: f.default for f in dataclasses.fields(Sampling)}
+        given = {name: getattr(sampling, name) for name in defaults}
+        options = {name: value for name, value in given.items() if value != defaults[name]}
+        model_defaults = {}
+    if isinstance(options.get("logit_bias"), tuple):  # as `Sampling` has it
+        options = options | {"logit_bias": dict(options["logit_bias"])}
     with _public_errors():
-        values = read_fields(_FIELDS, options if sampling is None else dataclasses.asdict(sampling))
-    return Sampling.from_fields(values, values["max_tokens"])
+        values = read_fields(_FIELDS, options, model_defaults)
+        return Sampling.from_fields(values, values["max_tokens"])
 
 
 @contextlib.contextmanager
@@ -220,6 +235,12 @@ class _Backend:
         self._thread.start()
         self.call(self._open(engine_boot(self._settings, folder, page), page))
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """What the model's generation_config.json sets."""
+        assert self._service is not None
+        return self._service.sampling_defaults
+
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run `work` on the loop; raises `EngineFailed` after `close`."""
         if self._loop.is_closed() or not self._thread.is_alive():
@@ -253,7 +274,9 @@ class _Backend:
                     texts = []
                     while answer.finish_reason is None:
                         texts.append(await answer.next())
-                    return Completion("".join(texts), answer.token_ids, answer.finish_reason, answer.usage)
+                    return Completion(
+                        "".join(texts), answer.token_ids, answer.finish_reason, usage_of([answer])
+                    )
                 finally:
                     answer.close()
 
@@ -264,7 +287,7 @@ class _Backend:
         assert self._service is not None
         try:
             with self._service.lifecycle.answering():
-                answer = await self._service.chat(messages, sampling)
+                (answer,) = await self._service.chat(messages, sampling)
                 try:
                     while answer.finish_reason is None:
                         if text := await answer.next():
@@ -277,8 +300,8 @@ class _Backend:
     async def _open(self, boot: Boot, page: ProgressPage) -> None:
         self._child = start_engine(boot)
         self._loop.add_reader(self._child.pidfd, self._bury)
-        files = open_model_files(Path(self._settings.model))
-        self._service = Service(self._settings, 0, page.slots, files, load_tokenizer(files), usable_cpus())
+        metadata = read_metadata(self._settings)
+        self._service = Service(self._settings, 0, page.slots, metadata, usable_cpus())
         engine = self._service.engine
         self._reader = asyncio.create_task(engine.run(boot.engine_address, boot.epoch))
         ready = asyncio.create_task(engine.ready())

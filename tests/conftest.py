@@ -13,7 +13,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 import hypothesis
 import pytest
 
-from tests import leftovers, skips
+from tests import inherited_signals, leftovers, skips
+
+inherited_signals.reset()  # before any child is started
 
 # Settings are read from SERVELITE_*: a developer's own must not reach the tests.
 _KEPT = {"SERVELITE_CACHE", skips.VARIABLE}

@@ -14,6 +14,7 @@ from servelite.config import (
     flag_of,
     flag_table,
     settings_from,
+    unknown_variables,
     variable_of,
 )
 
@@ -46,6 +47,21 @@ def test_names_are_several() -> None:
         ({"max_num_seqs": 600}, ["--max-num-batched-tokens", "512", "600"]),
         ({"simulated_step_ms": 5.0}, ["--simulated-step-ms", "--executor simulated"]),
         ({"async_depth": 9}, ["--async-depth", "9", "8"]),
+        ({"dtype": "bfloat16"}, ["--dtype", "bfloat16", "float32"]),
+        ({"device": "cuda"}, ["--device", "cuda", "cpu"]),
+        ({"unknown_fields": "maybe"}, ["--unknown-fields", "maybe", "warn"]),
+        ({"api_key": ("",)}, ["--api-key", "empty"]),
+        ({"max_logprobs": 1025}, ["--max-logprobs", "1025", "1024"]),
+        ({"timeout_keep_alive": 0}, ["--timeout-keep-alive", "0", "1"]),
+        *(
+            ({"executor": "simulated", name: float(value)}, [flag_of(name), value, "finite"])
+            for name in ("drain_timeout", "drain_delay", "sse_keep_alive", "simulated_step_ms")
+            for value in ("nan", "inf", "-inf")
+        ),
+        ({"executor": "simulated", "simulated_step_ms": -1.0}, ["--simulated-step-ms", "-1.0", "0.0"]),
+        ({"host": ""}, ["--host", "empty"]),
+        ({"model": ""}, ["MODEL", "empty"]),
+        ({"served_model_name": ("a", "")}, ["--served-model-name", "empty"]),
     ],
 )
 def test_a_value_out_of_bounds_names_flag_value_and_limit(values: dict, words: list[str]) -> None:
@@ -58,6 +74,20 @@ def test_a_value_out_of_bounds_names_flag_value_and_limit(values: dict, words: l
 def test_a_bad_variable_is_named(variable: str, value: str) -> None:
     with pytest.raises(SettingError, match=variable):
         settings_from({}, {variable: value})
+
+
+def test_a_number_that_is_none_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("port", "not an integer"), ("drain_timeout", "not a number")):
+        with pytest.raises(SettingError, match=words):
+            settings_from({}, {variable_of(name): "x"})
+        with pytest.raises(SystemExit):
+            parse(flag_of(name), "x")
+        assert words in capsys.readouterr().err
+
+
+def test_a_variable_that_is_no_setting_is_found() -> None:
+    names = ["SERVELITE_PORT", "SERVELITE_CACHE", "SERVELITE_TEST_ALL", "SERVELITE_PRT", "PATH"]
+    assert unknown_variables(dict.fromkeys(names, "1")) == ["SERVELITE_PRT"]
 
 
 def test_settings_cross_a_message() -> None:

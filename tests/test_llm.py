@@ -45,7 +45,9 @@ def test_more_prompts_than_the_engine_takes(llm: LLM) -> None:
 def test_chat_and_stream(llm: LLM) -> None:
     options = {"temperature": 0.0, "max_tokens": 12, "seed": 3}
     (answer,) = llm.chat(MESSAGES, **options)
-    assert llm.chat([MESSAGES, MESSAGES], **options) == [answer, answer]
+    again = llm.chat([MESSAGES, MESSAGES], **options)
+    assert [one.token_ids for one in again] == [answer.token_ids] * 2
+    assert {one.usage.cached_tokens for one in again} == {16}  # the prompt is known by now
     assert "".join(llm.stream_chat(MESSAGES, **options)) == answer.text
 
 
@@ -159,3 +161,25 @@ def test_the_real_model(demo_model: Path) -> None:
     with LLM(str(demo_model), max_model_len=512, kv_cache_memory_bytes=64 << 20) as llm:
         (answer,) = llm.chat([{"role": "user", "content": "What is the capital of France?"}], temperature=0)
     assert (answer.text, answer.finish_reason) == ("The capital of France is Paris.", "stop")
+
+
+def test_text_without_an_encoding_is_a_value_error(llm: LLM) -> None:
+    for call in (
+        lambda: llm.generate("half \ud800"),
+        lambda: llm.chat([{"role": "user", "content": "\udc00"}]),
+        lambda: llm.generate("x", bad_words=["\ud800"]),
+    ):
+        with pytest.raises(ValueError, match="surrogate"):
+            call()
+    assert llm.generate("x", max_tokens=1, ignore_eos=True)[0].usage.completion_tokens == 1
+
+
+def test_every_sampling_field_is_taken(llm: LLM) -> None:
+    fields = {"min_p": 0.1, "logit_bias": {"5": 1}, "allowed_token_ids": [5, 6], "bad_words": "no"}
+    fields |= {"stop_token_ids": [7], "min_tokens": 2, "presence_penalty": 0.5, "max_tokens": 3}
+    (answer,) = llm.generate("x", **fields)
+    assert answer.usage.completion_tokens == 3
+    sampling = Sampling(logit_bias=((5, 1.0),), min_tokens=2, max_tokens=3, skip_special_tokens=False)
+    assert llm.generate("x", sampling)[0].usage.completion_tokens >= 2
+    with pytest.raises(ValueError, match="token IDs go from 0"):
+        llm.generate("x", stop_token_ids=[1 << 20])

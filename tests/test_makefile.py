@@ -12,6 +12,7 @@ import pytest
 from tests.sources import ROOT
 
 MAKE = shutil.which("make") or "make"
+EDITABLE = "--config-settings editable_mode=compat -e"
 INDEX = "https://index.invalid/cpu"
 # Fails to install the CPU build from the configured index, where told so; notes what it was asked.
 STAND_IN = """#!/bin/sh
@@ -60,7 +61,7 @@ def install(tree: Path) -> list[str]:
 
 
 def test_without_a_gpu_the_cpu_build_comes_first(tree: Path) -> None:
-    assert install(tree) == ["torch==2.13.0+cpu", "-e ."]
+    assert install(tree) == ["torch==2.13.0+cpu", f"{EDITABLE} ."]
 
 
 def test_where_the_index_has_none_pytorchs_own_is_asked(tree: Path) -> None:
@@ -68,13 +69,13 @@ def test_where_the_index_has_none_pytorchs_own_is_asked(tree: Path) -> None:
     assert install(tree) == [
         "torch==2.13.0+cpu",
         f"--extra-index-url {INDEX} torch==2.13.0+cpu",
-        "-e .",
+        f"{EDITABLE} .",
     ]
 
 
 def test_with_a_gpu_the_cuda_build(tree: Path) -> None:
     (tree / "bin" / "nvidia-smi").symlink_to(shutil.which("true") or "true")
-    assert install(tree) == ["torch==2.13.0", "-e ."]
+    assert install(tree) == ["torch==2.13.0", f"{EDITABLE} ."]
 
 
 def test_the_second_time_asks_for_nothing(tree: Path) -> None:
@@ -86,9 +87,9 @@ def test_the_second_time_asks_for_nothing(tree: Path) -> None:
 def test_the_tools_come_with_the_tests_only(tree: Path) -> None:
     install(tree)
     make(tree, ".venv/.dev")
-    assert asked(tree)[-1] == "-e .[dev]"
+    assert asked(tree)[-1] == f"{EDITABLE} .[dev]"
     make(tree, "install")
-    assert asked(tree)[-1] == "-e .[dev]", "installing twice what the tests installed already"
+    assert asked(tree)[-1] == f"{EDITABLE} .[dev]", "installing twice what the tests installed already"
 
 
 @pytest.mark.parametrize("python", ["no-such-python", "false"])

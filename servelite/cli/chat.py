@@ -19,7 +19,21 @@ Messages = list[dict[str, str]]
 Speaker = Callable[[Messages], Iterator[str]]
 """From the conversation so far to the answer's pieces."""
 
-_SERVER_ONLY: Final = ("model", "host", "port", "served_model_name", "drain_timeout")
+_SERVER_ONLY: Final = (
+    "model",
+    "host",
+    "port",
+    "served_model_name",
+    "api_key",
+    "max_logprobs",
+    "unknown_fields",
+    "max_body_bytes",
+    "timeout_keep_alive",
+    "sse_keep_alive",
+    "drain_delay",
+    "drain_timeout",
+    "seed",  # here it is each answer's own
+)
 
 
 class ChatFailed(Exception):
@@ -42,11 +56,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="a GGUF file, a folder, or `demo` (default demo); with --url: a name the server goes by",
     )
     parser.add_argument("--url", help="talk to the server at this address instead of starting an engine")
+    parser.add_argument("--api-key", dest="key", metavar="KEY", help="with --url: what the server asks for")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument(
         "--temperature", type=float, default=0.7, help="0 for the likeliest answer (default 0.7)"
     )
-    parser.add_argument("--seed", type=int, help="same seed, same answers")
+    parser.add_argument("--seed", dest="answer_seed", type=int, help="same seed, same answers")
     parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     add_flags(parser, skip=_SERVER_ONLY)
     parser.set_defaults(run=run, log_level="warning")  # a conversation is no place for news
@@ -54,7 +69,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Talk until the input ends; returns the exit code."""
-    sampling = {"temperature": options.temperature, "seed": options.seed, "max_tokens": options.max_tokens}
+    sampling = {
+        "temperature": options.temperature,
+        "seed": options.answer_seed,
+        "max_tokens": options.max_tokens,
+    }
     try:
         with _speaker(options, sampling) as speak:
             return _talk(speak, options.system)
@@ -68,7 +87,7 @@ def _speaker(options: argparse.Namespace, sampling: dict[str, Any]) -> Iterator[
     if options.url is not None:
         from servelite.cli.chat_http import http_speaker
 
-        yield http_speaker(options.url, getattr(options, "model", None), sampling)
+        yield http_speaker(options.url, getattr(options, "model", None), sampling, options.key)
         return
     from servelite.cli.serve import settings_of
     from servelite.launcher.errors import LaunchError

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from servelite.config import SettingError, Settings, add_flags, settings_from
+from servelite.config import SettingError, Settings, add_flags, settings_from, unknown_variables
 from servelite.ipc.process import ExitCode
 
 
@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     except SettingError as error:
         print(f"servelite: {error}", file=sys.stderr)
         return ExitCode.SETTING
+    for name in unknown_variables():
+        print(f"servelite: warning: {name} is no setting of this version and has no effect", file=sys.stderr)
     from servelite.launcher.supervisor import serve
 
     return serve(settings)

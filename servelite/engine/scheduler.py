@@ -358,6 +358,8 @@ class Scheduler:
 
     def _mark_first_token(self, request: Request) -> None:
         request.first_token = self.requests.clock()
+        if request.cached_tokens:  # told now: an answer that a stop string ends is told no more
+            self._outbox.add_timings(request.client, request.add.request, self._timings(request))
         self.requests.unpark_followers(request)
 
     def _timings(self, request: Request) -> Timings:

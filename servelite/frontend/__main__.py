@@ -11,6 +11,7 @@ import traceback
 from servelite.ipc.lifeline import Lifeline, clip
 from servelite.ipc.messages import Boot, ChildFailed
 from servelite.ipc.process import ExitCode, die_with_parent
+from servelite.tokenizer.chat_template import InvalidTemplate
 from servelite.tokenizer.model_files import ModelFileError
 
 
@@ -32,7 +33,8 @@ def main() -> int:
 
         serve(lifeline, boot)
     except Exception as error:
-        code = ExitCode.MODEL if isinstance(error, ModelFileError) else ExitCode.INTERNAL
+        unusable = isinstance(error, (ModelFileError, InvalidTemplate))
+        code = ExitCode.MODEL if unusable else ExitCode.INTERNAL
         lifeline.send(
             ChildFailed(
                 kind=type(error).__name__,

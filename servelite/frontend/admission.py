@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from servelite.frontend.errors import QUEUE_FULL, APIError
+from servelite.frontend.errors import QUEUE_FULL, APIError, bad_request
 
 _REMEMBERED: Final = 64  # ends of requests that the drain rate is taken from
 _MAX_RETRY_S: Final = 60.0
@@ -52,22 +52,29 @@ class Admission:
         """This front end's accepted and unfinished requests."""
         return int(self._slots[self._client])
 
-    def enter(self) -> Place:
-        """A place for one more request.
+    def enter(self, count: int = 1) -> list[Place]:
+        """Places for `count` more requests, all or none.
 
         Raises:
-            APIError: 503 with Retry-After; as many requests as may run and wait are there.
+            APIError: 503 with Retry-After, as many requests as may run and wait are there; 400, so
+                many can never be there at once.
         """
-        total = int(self._slots.sum())
-        if total >= self._limit:
+        if count > self._limit:
+            raise bad_request(
+                f"The request asks for {count} answers; this server takes at most {self._limit} at once "
+                "(prompts times n)",
+                "n",
+                "too_many_answers",
+            )
+        if int(self._slots.sum()) + count > self._limit:
             raise APIError(
                 503,
                 f"The server is at its limit of {self._limit} requests running and waiting; try again later.",
                 code=QUEUE_FULL,
                 headers=(("retry-after", str(self.retry_after())),),
             )
-        self._slots[self._client] += 1
-        return Place(self)
+        self._slots[self._client] += count
+        return [Place(self) for _ in range(count)]
 
     def left(self) -> None:
         """A place was given back (called by `Place` only)."""

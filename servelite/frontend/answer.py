@@ -1,23 +1,45 @@
-"""One request's answer as text: tokens in, text out, why it ended, what it counts."""
+"""One choice's answer as text: tokens in, text out, why it ended, what it counts."""
 
 from __future__ import annotations
 
-from servelite.frontend.chunks import Usage
 from servelite.frontend.engine_client import EngineClient
 from servelite.frontend.request import RequestRecord
+from servelite.frontend.sampling import Sampling
 from servelite.ipc.messages import FinishReason
 from servelite.tokenizer.detokenizer import Detokenizer
+from servelite.tokenizer.tokenizer import Tokenizer
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Answer:
-    """Read with `await next()` until `finish_reason` is set. Always `close` it."""
+    """Read with `await next()` until `finish_reason` is set. Always `close` it.
 
-    def __init__(self, engine: EngineClient, record: RequestRecord, detokenizer: Detokenizer) -> None:
+    Attributes:
+        prompt_text: what `echo` shows before it.
+        completion_tokens: how many tokens it has so far, a stop token or what completes a stop string
+            included; what the engine produced beyond a stop string does not count.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        record: RequestRecord,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        prompt_text: str = "",
+    ) -> None:
         self._engine = engine
-        self._detokenizer = detokenizer
+        self._include_stop = sampling.include_stop_str_in_output
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            stop=sampling.stop,
+            include_stop=self._include_stop,
+            skip_special_tokens=sampling.skip_special_tokens,
+            min_tokens=sampling.min_tokens,
+        )
         self.record = record
+        self.prompt_text = prompt_text
         self.finish_reason: str | None = None
         self.completion_tokens = 0
 
@@ -34,7 +56,7 @@ class Answer:
         tokens = record.take()
         self.completion_tokens += len(tokens)
         finish = record.finish
-        if finish is FinishReason.STOP and tokens:
+        if finish is FinishReason.STOP and tokens and not self._include_stop:
             tokens.pop()  # the stop token itself is no text
         text = self._detokenizer.push(tokens) if tokens else ""
         if self._detokenizer.stopped is not None:
@@ -50,11 +72,6 @@ class Answer:
     def token_ids(self) -> list[int]:
         """The answer's tokens so far, a stop token included."""
         return self.record.produced[: self.completion_tokens]
-
-    @property
-    def usage(self) -> Usage:
-        """The token counts so far."""
-        return Usage(self.record.prompt_tokens, self.completion_tokens)
 
     def close(self) -> None:
         """Whoever read the answer is done with it: the engine stops if it has not."""

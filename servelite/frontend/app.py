@@ -10,9 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 import servelite
+from servelite.frontend.body import ClientGone, decode_json, read_body
 from servelite.frontend.errors import APIError
 from servelite.frontend.generation import Generation
-from servelite.frontend.middleware import RequestID
+from servelite.frontend.middleware import BodyDiscard, KeyCheck, RequestID
+from servelite.frontend.protocol import read_detokenize, read_tokenize
 from servelite.frontend.service import Service
 from servelite.observability.metrics import CONTENT_TYPE
 
@@ -22,12 +24,16 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="servelite", version=servelite.__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
-    app.add_middleware(RequestID)
+    if service.settings.api_key:
+        app.add_middleware(KeyCheck, keys=service.settings.api_key, refused=service.metrics.refused)
+    app.add_middleware(BodyDiscard, limit=service.settings.max_body_bytes)
+    app.add_middleware(RequestID)  # added last: it is outermost, so that refusals have an ID too
     for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
         app.router.routes.append(Route(path, Generation(service, chat=chat), methods=["POST"]))
     _add_models(app, service)
+    _add_tokenizing(app, service)
     _add_health(app, service)
-    _add_errors(app)
+    _add_errors(app, service)
     return app
 
 
@@ -61,6 +67,47 @@ def _add_models(app: FastAPI, service: Service) -> None:
     app.add_api_route("/v1/models/{name:path}", model)
 
 
+def _add_tokenizing(app: FastAPI, service: Service) -> None:
+    """vLLM's `/tokenize` and `/detokenize`."""
+
+    async def body_of(request: Request) -> Any:
+        reading = read_body(request.scope, request.receive, service.settings.max_body_bytes)
+        return decode_json(await service.lifecycle.arrival(reading))
+
+    async def tokenize(request: Request) -> Response:
+        asked = read_tokenize(await body_of(request), service.rules)
+        if asked.model is not None:
+            service.check_model(asked.model)
+        preparation = service.preparation
+        if asked.messages is not None:
+            tokens = await preparation.tokenize_chat(asked.messages, asked.template)
+        else:
+            tokens = await preparation.tokenize(
+                asked.prompt or "", add_special_tokens=asked.add_special_tokens
+            )
+        pieces = None
+        if asked.return_token_strs:
+            pieces = [service.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+        return _json(
+            200,
+            {
+                "count": len(tokens),
+                "max_model_len": service.facts.max_model_len,
+                "tokens": tokens,
+                "token_strs": pieces,
+            },
+        )
+
+    async def detokenize(request: Request) -> Response:
+        asked = read_detokenize(await body_of(request), service.rules)
+        if asked.model is not None:
+            service.check_model(asked.model)
+        return _json(200, {"prompt": await service.preparation.detokenize(asked.tokens)})
+
+    app.add_api_route("/tokenize", tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", detokenize, methods=["POST"])
+
+
 def _add_health(app: FastAPI, service: Service) -> None:
     async def live() -> Response:
         return _json(200, {"status": "live"})
@@ -82,12 +129,16 @@ def _add_health(app: FastAPI, service: Service) -> None:
     app.add_api_route("/metrics", metrics)
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, service: Service) -> None:
     """Every error has OpenAI's body, those of the framework too."""
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, APIError)
+        service.metrics.refused(error.code or str(error.status))
         return _error(error)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -98,5 +149,6 @@ def _add_errors(app: FastAPI) -> None:
         return _error(APIError(500, "The server met an unexpected error; its log has the details."))
 
     app.add_exception_handler(APIError, api_error)
+    app.add_exception_handler(ClientGone, gone)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, unexpected)

@@ -1,10 +1,11 @@
-"""The bytes of answers: SSE chunks from templates made once a request, and whole JSON answers.
+"""The bytes of answers: SSE chunks from templates made once a choice, and whole JSON answers.
 
 A chunk of text costs one JSON string and one concatenation; nothing else happens per token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,84 +19,112 @@ _encode = msgspec.json.encode
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of an answer."""
+    """Token counts of an answer, or of all answers to a request."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt's
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         """As OpenAI writes it."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
+@dataclass(frozen=True)
+class AnswerHead:
+    """What all chunks of an answer share, and its whole form."""
+
+    chat: bool
+    answer_id: str
+    created: int  # seconds since 1970
+    model: str
+
+
 class StreamTemplate:
-    """The chunks of one streamed answer, in OpenAI's shape for `chat` or for legacy completions."""
+    """The chunks of one choice of a streamed answer, in OpenAI's shape."""
 
-    def __init__(self, *, chat: bool, answer_id: str, created: int, model: str, include_usage: bool) -> None:
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        head = {"id": answer_id, "object": kind, "created": created, "model": model}
-        self._head = b"data: " + _encode(head)[:-1]
+    def __init__(self, head: AnswerHead, *, include_usage: bool, index: int = 0) -> None:
+        kind = "chat.completion.chunk" if head.chat else "text_completion"
+        fields = {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
+        self._head = b"data: " + _encode(fields)[:-1]
         self._tail = (b',"usage":null' if include_usage else b"") + b"}\n\n"
-        self._chat = chat
-        opening = b',"choices":[{"index":0,'
-        if chat:
-            self._before = self._head + opening + b'"delta":{"content":'
-            self._after = b'},"logprobs":null,"finish_reason":null}]' + self._tail
-        else:
-            self._before = self._head + opening + b'"text":'
-            self._after = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._chat = head.chat
+        self._opening = self._head + b',"choices":[{"index":%d,' % index
+        self._closing = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._before = self._opening + (b'"delta":{"content":' if head.chat else b'"text":')
+        self._after = (b"}" if head.chat else b"") + self._closing
 
-    def first(self) -> bytes:
-        """The chunk that names the role; completions have none."""
+    def first(self, prompt_token_ids: Sequence[int] | None = None) -> bytes:
+        """The chunk that names the role, with the prompt's token IDs if they are asked for.
+
+        Completions have none: the IDs come with the first text (`rich`).
+        """
         if not self._chat:
             return b""
-        choice = b',"choices":[{"index":0,"delta":{"role":"assistant","content":""}'
-        return self._head + choice + b',"logprobs":null,"finish_reason":null}]' + self._tail
+        chunk = self._opening + b'"delta":{"role":"assistant","content":""}' + self._closing
+        if prompt_token_ids is None:
+            return chunk
+        return chunk.removesuffix(b"}\n\n") + b',"prompt_token_ids":' + _encode(prompt_token_ids) + b"}\n\n"
 
     def text(self, text: str) -> bytes:
         """A chunk with more text."""
         return self._before + _encode(text) + self._after
 
+    def rich(self, text: str, logprobs: dict[str, Any] | None, more: dict[str, Any]) -> bytes:
+        """A chunk with text, its logprobs, and `more` fields of the choice."""
+        content: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
+        choice = _encode(content | {"logprobs": logprobs, "finish_reason": None} | more)
+        return self._opening + choice[1:] + b"]" + self._tail
+
     def finish(self, reason: str) -> bytes:
-        """The chunk that says why the answer ended."""
+        """The chunk that says why the choice ended."""
         content = b'"delta":{}' if self._chat else b'"text":""'
-        return (
-            self._head
-            + b',"choices":[{"index":0,'
-            + content
-            + b',"logprobs":null,"finish_reason":'
-            + _encode(reason)
-            + b"}]"
-            + self._tail
-        )
+        ending = b',"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
+        return self._opening + content + ending + self._tail
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk: no choices, the token counts."""
         return self._head + b',"choices":[],"usage":' + _encode(usage.to_dict()) + b"}\n\n"
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One finished choice. `more`: fields beside OpenAI's."""
+
+    text: str
+    finish_reason: str
+    logprobs: dict[str, Any] | None
+    more: dict[str, Any]
+
+
 def whole_answer(
-    *, chat: bool, answer_id: str, created: int, model: str, text: str, finish_reason: str, usage: Usage
+    head: AnswerHead, choices: Sequence[Choice], usage: Usage, more: dict[str, Any] | None = None
 ) -> bytes:
-    """An answer that is not streamed."""
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
-    if chat:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-    else:
-        choice["text"] = text
+    """An answer that is not streamed; `more`: fields beside OpenAI's."""
+    made = []
+    for index, choice in enumerate(choices):
+        fields: dict[str, Any] = {"index": index, "logprobs": choice.logprobs}
+        fields["finish_reason"] = choice.finish_reason
+        if head.chat:
+            fields["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+        else:
+            fields["text"] = choice.text
+        made.append(fields | choice.more)
     return _encode(
         {
-            "id": answer_id,
-            "object": "chat.completion" if chat else "text_completion",
-            "created": created,
-            "model": model,
-            "choices": [choice],
+            "id": head.answer_id,
+            "object": "chat.completion" if head.chat else "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": made,
             "usage": usage.to_dict(),
         }
+        | (more or {})
     )
 
 

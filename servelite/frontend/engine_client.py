@@ -16,11 +16,11 @@ from servelite.ipc.messages import (
     FLAG,
     NUMBER,
     Abort,
+    Add,
     FinishReason,
     Hello,
     Outputs,
     Ready,
-    SamplingParams,
     ToEngine,
     pack,
     unpack,
@@ -84,13 +84,18 @@ class EngineClient:
         """The engine's facts, None before it is ready."""
         return self._ready.result() if self._ready.done() else None
 
-    def submit(self, prompt_ids: list[int], params: SamplingParams, seed: int, place: Place) -> RequestRecord:
-        """Start a request; its place is given back when it ends."""
+    def new_number(self) -> int:
+        """The number of the next request."""
         self._numbers += 1
-        record = RequestRecord(self._numbers, prompt_ids, params, seed, place)
+        return self._numbers
+
+    def submit(self, add: Add, place: Place) -> RequestRecord:
+        """Start a request; its place is given back when it ends."""
+        record = RequestRecord(add, place)
         self._active[record.number] = record
         self._send(record.add_message())
-        self._metrics.prompt_tokens.inc(record.prompt_tokens)
+        if record.choice == 0:
+            self._metrics.prompt_tokens.inc(record.prompt_tokens)
         return record
 
     def abort(self, record: RequestRecord, reason: str) -> None:
@@ -125,6 +130,9 @@ class EngineClient:
     def _take_outputs(self, outputs: Outputs) -> None:
         """Hand a step's tokens to their requests; each consumer is woken once."""
         self._metrics.engine.load = outputs.load
+        # A chunk of a prompt has logprobs and no token: the tables come first, whatever the columns hold.
+        if outputs.logprobs or outputs.prompt_logprobs or outputs.timings:
+            self._take_side_tables(outputs)
         numbers = unpack(outputs.requests, NUMBER).tolist()
         if not numbers:
             return
@@ -152,6 +160,21 @@ class EngineClient:
                     self._take_end(record, outputs, now)
             at += count
         self._metrics.generation_tokens.inc(at)
+
+    def _take_side_tables(self, outputs: Outputs) -> None:
+        """What goes with the tokens, before they wake anybody."""
+        for parts, table in ((outputs.prompt_logprobs, "prompt_logprobs"), (outputs.logprobs, "logprobs")):
+            for number, part in parts.items():
+                record = self._active.get(number)
+                if record is not None:
+                    try:
+                        getattr(record, table).take(part)
+                    except ValueError as error:  # a gap: this request is lost, the others are not
+                        self.abort(record, "error")
+                        record.fail(APIError(500, f"The engine lost {error}", code="engine_error"))
+        for number, timings in outputs.timings.items():
+            if (record := self._active.get(number)) is not None:
+                record.cached_tokens = timings.cached_tokens
 
     def _take_end(self, record: RequestRecord, outputs: Outputs, now: float) -> None:
         del self._active[record.number]

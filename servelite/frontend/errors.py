@@ -61,9 +61,34 @@ def context_too_long(prompt_tokens: int, max_tokens: int, limit: int, param: str
     )
 
 
+def text_too_long(size: int, limit: int, max_model_len: int, param: str) -> APIError:
+    """The 400 for a text that exceeds the context however few tokens it has."""
+    return bad_request(
+        f"This model's maximum context length is {max_model_len} tokens, at most {limit} bytes of text. "
+        f"However, {param} has {size} bytes (how many tokens that is was not looked at).",
+        param,
+        "context_length_exceeded",
+    )
+
+
 def shutting_down() -> APIError:
-    """The 503 of a server that drains."""
-    return APIError(503, "The server is shutting down.", code="server_shutting_down")
+    """The 503 of a server that drains; the connection ends, so that the next one finds another server."""
+    return APIError(
+        503,
+        "The server is shutting down.",
+        code="server_shutting_down",
+        headers=(("connection", "close"),),
+    )
+
+
+def body_timeout(seconds: float) -> APIError:
+    """The 408 for a body that does not come."""
+    return APIError(
+        408,
+        f"The request body did not arrive within {seconds:g} s.",
+        code="request_timeout",
+        headers=(("connection", "close"),),
+    )
 
 
 def not_ready() -> APIError:
@@ -76,6 +101,21 @@ def not_ready() -> APIError:
 def engine_dead(cause: str) -> APIError:
     """The 503 of a server whose engine has died."""
     return APIError(503, f"The engine has died: {cause}", code="engine_dead")
+
+
+def deadline_exceeded(deadline_ms: int) -> APIError:
+    """The 503 for a request whose time was over before it began to run."""
+    return APIError(503, f"The request did not begin within its {deadline_ms} ms.", code="deadline_exceeded")
+
+
+def unauthorized() -> APIError:
+    """The 401 for a missing or wrong API key."""
+    return APIError(
+        401,
+        "Incorrect API key provided; send it as `Authorization: Bearer KEY`.",
+        code="invalid_api_key",
+        headers=(("www-authenticate", "Bearer"),),
+    )
 
 
 def from_engine(error: RequestError, retry_after: int) -> APIError:

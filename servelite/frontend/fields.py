@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from servelite.frontend.errors import bad_request
 
 SHOWN: Final = 60  # characters of a bad value that an error repeats
+MAX_TOKEN_ID: Final = (1 << 31) - 1
 
 
 class Type(Protocol):
@@ -36,10 +37,12 @@ class Field:
     default: Any
     meaning: str
 
-    def read(self, body: Mapping[str, Any]) -> Any:
-        """This field's value in `body`, or its default."""
+    def read(self, body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
+        """This field's value in `body`, or its default, which `defaults` may replace."""
         value = body.get(self.name)
-        return self.default if value is None else self.type.read(self.name, value)
+        if value is None:
+            return defaults.get(self.name, self.default)
+        return self.type.read(self.name, value)
 
 
 class Required:
@@ -50,6 +53,14 @@ class Required:
 
 
 REQUIRED: Final = Required()
+
+
+NO_DEFAULTS: Final[Mapping[str, Any]] = {}
+
+
+def refuse_unknown(name: str) -> None:
+    """What becomes of a field that is not declared: a 400."""
+    raise bad_request(f"Unknown field {shown(name)}", name[:SHOWN], "unknown_field")
 
 
 def shown(value: Any) -> str:
@@ -155,6 +166,86 @@ class Strings:
 
 
 @dataclass(frozen=True)
+class TokenIDs:
+    """A list of token IDs, read as a tuple. Whether the vocabulary has them is known later."""
+
+    max_items: int
+    least: int = 0  # items
+
+    def read(self, path: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise bad_request(f"{path} must be a list of token IDs, not {shown(value)}", path)
+        if not self.least <= len(value) <= self.max_items:
+            raise bad_request(
+                f"{path} has {len(value)} token IDs; it must have {self.least} to {self.max_items}", path
+            )
+        ids = Integer(0, MAX_TOKEN_ID)
+        return tuple(ids.read(f"{path}[{i}]", item) for i, item in enumerate(value))
+
+    def describe(self) -> str:
+        return f"list of {self.least} to {self.max_items} token IDs"
+
+
+@dataclass(frozen=True)
+class TokenBias:
+    """An object of token IDs and numbers, read as a tuple of pairs, ascending."""
+
+    max_items: int
+    low: float
+    high: float
+
+    def read(self, path: str, value: Any) -> tuple[tuple[int, float], ...]:
+        if not isinstance(value, dict):
+            raise bad_request(f"{path} must be an object of token IDs and numbers, not {shown(value)}", path)
+        if len(value) > self.max_items:
+            raise bad_request(f"{path} has {len(value)} tokens; the limit is {self.max_items}", path)
+        number = Number(self.low, self.high)
+        pairs: dict[int, float] = {}
+        for key, bias in value.items():
+            index = _token_id(key)
+            if index is None:
+                raise bad_request(f"{path} has the key {shown(key)}, which is no token ID", path)
+            pairs[index] = number.read(f"{path}.{index}", bias)
+        return tuple(sorted(pairs.items()))
+
+    def describe(self) -> str:
+        return f"object, token ID to {self.low:g} to {self.high:g}, at most {self.max_items}"
+
+
+@dataclass(frozen=True)
+class JSONObject:
+    """Any JSON object, its nesting bounded."""
+
+    max_depth: int
+
+    def read(self, path: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise bad_request(f"{path} must be an object, not {shown(value)}", path)
+        level: list[Any] = [value]
+        for _ in range(self.max_depth):
+            level = [inner for one in level for inner in _inner(one)]
+            if not level:
+                return value
+        raise bad_request(f"{path} is nested deeper than {self.max_depth} levels", path)
+
+    def describe(self) -> str:
+        return f"object, nested at most {self.max_depth} deep"
+
+
+def _inner(value: Any) -> list[Any]:
+    """The containers directly inside a container."""
+    items = value.values() if isinstance(value, dict) else value
+    return [item for item in items if isinstance(item, (dict, list, tuple))]
+
+
+def _token_id(key: Any) -> int | None:
+    """A JSON object's key (or Python's integer) as a token ID."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= len(str(MAX_TOKEN_ID)):
+        key = int(key)
+    return key if type(key) is int and 0 <= key <= MAX_TOKEN_ID else None
+
+
+@dataclass(frozen=True)
 class Object:
     """A JSON object with fields of its own, read as a dict of all of them."""
 
@@ -222,8 +313,17 @@ class Custom:
         return self.words
 
 
-def read_fields(fields: Sequence[Field], body: Any) -> dict[str, Any]:
+def read_fields(
+    fields: Sequence[Field],
+    body: Any,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    unknown: Callable[[str], None] = refuse_unknown,
+) -> dict[str, Any]:
     """All fields' values in a request body, by name.
+
+    Args:
+        defaults: values, already read, that replace the declared defaults.
+        unknown: called with the name of each field that is not declared.
 
     Raises:
         APIError: 400; the body is no object, has an unknown field, lacks a required one, or holds a
@@ -234,8 +334,8 @@ def read_fields(fields: Sequence[Field], body: Any) -> dict[str, Any]:
     known = {f.name for f in fields}
     for name in body:
         if name not in known:
-            raise bad_request(f"Unknown field {shown(name)}", name[:SHOWN], "unknown_field")
-    values = {f.name: f.read(body) for f in fields}
+            unknown(name)
+    values = {f.name: f.read(body, defaults) for f in fields}
     for name, value in values.items():
         if value is REQUIRED:
             raise bad_request(f"You must provide the field {name}", name, "missing_field")
@@ -246,7 +346,7 @@ def field_table(fields: Sequence[Field]) -> str:
     """The docs' Markdown table of a request's fields."""
     rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for f in fields:
-        default = "" if f.default is None or f.default == () else f"`{_json(f.default)}`"
+        default = "" if f.default in (None, (), "") else f"`{_json(f.default)}`"
         rows.append(f"| `{f.name}` | {f.type.describe()} | {default} | {f.meaning} |")
     return "\n".join(rows) + "\n"
 

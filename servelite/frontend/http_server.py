@@ -1,23 +1,48 @@
-"""uvicorn as the front end uses it: no signal handlers, no access log, few wake-ups when idle."""
+"""uvicorn as the front end uses it: no signal handlers, no access log, no wake-ups when idle."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.server import ServerState
 
-KEEP_ALIVE_S: Final = 75  # above the idle time-out of the usual balancers (60 s)
-_DATE_S: Final = 1.0  # how often the Date header's second is looked at
+_CLOSE_S: Final = 0.5  # for requests to end, once their connections are gone
+
+
+class _ServerState(ServerState):
+    """Makes the Date header when an answer asks for it, where uvicorn's own wakes each second to do so."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._headers: list[tuple[bytes, bytes]] = []
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        """What every answer begins with."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._headers = [(b"date", formatdate(second, usegmt=True).encode())]
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        pass  # uvicorn begins with none
 
 
 class HTTPServer(uvicorn.Server):
     """Serves `app` on a listening socket until `stop`; the launcher's word decides, not signals."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, timeout_keep_alive: int) -> None:
+        """`timeout_keep_alive`: seconds that a connection may be idle."""
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -27,9 +52,10 @@ class HTTPServer(uvicorn.Server):
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=timeout_keep_alive,
         )
         super().__init__(config)
+        self.server_state = _ServerState()
         self._stop = asyncio.Event()
         self._started = asyncio.Event()
 
@@ -46,15 +72,20 @@ class HTTPServer(uvicorn.Server):
         self.should_exit = self.force_exit = True
         self._stop.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close everything; what still waits for a client sees it leave, and ends without a word."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_CLOSE_S)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no handlers."""
         yield
 
     async def main_loop(self) -> None:
-        """Sleep until `stop`, with a look at the clock each second."""
+        """Sleep until `stop`."""
         self._started.set()
-        while not self._stop.is_set():
-            await self.on_tick(0)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _DATE_S)
+        await self._stop.wait()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from servelite.frontend.errors import APIError, engine_dead, not_ready, shutting_down
+from servelite.frontend.errors import APIError, body_timeout, engine_dead, not_ready, shutting_down
+
+BODY_S: Final = 60.0  # for a request's body, from its headers to its last byte
 
 
 class Lifecycle:
@@ -16,6 +19,7 @@ class Lifecycle:
         self.state = "loading"
         self._refusal: APIError | None = not_ready()
         self._answers = 0
+        self._arriving: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -42,16 +46,42 @@ class Lifecycle:
         """From now on new requests get a 503."""
         self.state = "draining"
         self._refusal = shutting_down()
+        self._end_arriving()
 
     def lose_engine(self, cause: str) -> None:
         """The engine is dead."""
         self.state = "engine dead"
         self._refusal = engine_dead(cause)
+        self._end_arriving()
 
     def check(self) -> None:
         """Raises `APIError` (503) unless a request may come in now."""
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # raised again and again: frames must not pile up
+
+    async def arrival(self, body: Awaitable[bytes]) -> bytes:
+        """A request's body, while requests are taken and it comes in time.
+
+        Raises:
+            APIError: 408, it took too long; 503, requests are no longer taken.
+        """
+        timeout = asyncio.timeout(BODY_S)
+        try:
+            async with timeout:
+                self._arriving.add(timeout)
+                return await body
+        except TimeoutError:
+            pass  # which of the two, is said below
+        finally:
+            self._arriving.discard(timeout)
+        self.check()
+        raise body_timeout(BODY_S)
+
+    def _end_arriving(self) -> None:
+        """Their requests get the refusal now: nobody can say whether the rest of a body will ever come."""
+        for timeout in self._arriving:
+            if not timeout.expired():
+                timeout.reschedule(0.0)
 
     @contextmanager
     def answering(self) -> Iterator[None]:

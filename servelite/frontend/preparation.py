@@ -1,4 +1,4 @@
-"""From messages or a prompt to token IDs, in a small pool of threads off the event loop."""
+"""From messages or prompts to token IDs, in a small pool of threads off the event loop."""
 
 from __future__ import annotations
 
@@ -6,22 +6,62 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from servelite.frontend.errors import bad_request, context_too_long
+from servelite.frontend.errors import QUEUE_FULL, APIError, bad_request, context_too_long, text_too_long
+from servelite.frontend.prompts import Message, Prompt
+from servelite.frontend.protocol import TemplateOptions
+from servelite.frontend.sampling import Sampling
+from servelite.ipc.messages import pack
+from servelite.tokenizer.block_hashes import block_hashes
 from servelite.tokenizer.chat_template import ChatTemplate, TemplateRefusal
 from servelite.tokenizer.model_files import ModelFiles
-from servelite.tokenizer.tokenizer import Tokenizer
+from servelite.tokenizer.tokenizer import InvalidTextError, Tokenizer
 
 MAX_THREADS: Final = 4
+LARGE_TEXT: Final = 256 << 10  # characters; from here on a text is prepared in the one thread for such
+MAX_LARGE_TEXTS: Final = 64 << 20  # characters of them under way and waiting
+MAX_SIDE_JOBS: Final = 64  # /tokenize and /detokenize under way at once; admission bounds the rest
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Caching:
+    """How the blocks of a prompt are named."""
+
+    block_size: int  # tokens; 0: they are not
+    salt: str = ""
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt as the engine takes it."""
+
+    tokens: bytes  # TOKEN
+    num_tokens: int
+    block_hashes: bytes
+    text: str = ""  # what `echo` shows
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request's prompts, and the token IDs of its `bad_words`."""
+
+    prompts: list[PreparedPrompt]
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+class _Large(Exception):
+    """What a template wrote is large: this is work for the other thread."""
 
 
 class Preparation:
     """The tokenizer and the chat template of one model; each thread has a tokenizer of its own."""
 
     def __init__(self, files: ModelFiles, tokenizer: Tokenizer, threads: int) -> None:
+        """Raises `InvalidTemplate`: the model's chat template is no valid Jinja."""
         self._tokenizer = tokenizer
         self._template = None
         if files.chat_template is not None:
@@ -33,38 +73,126 @@ class Preparation:
             )
         # A template that does not know the newer name of the system role is given the older one.
         self._knows_developer = "developer" in (files.chat_template or "")
+        self._side_jobs = 0
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(
-            max(1, min(threads, MAX_THREADS)), "prepare", initializer=self._clone_tokenizer
+            max(1, min(threads, MAX_THREADS)), "prepare", initializer=self._enter_thread, initargs=(False,)
+        )
+        # Megabytes of text take seconds and gigabytes: one at a time, and no small prompt behind them.
+        self._large_pool = ThreadPoolExecutor(
+            1, "prepare-large", initializer=self._enter_thread, initargs=(True,)
+        )
+        self._large_texts = 0
+
+    def _enter_thread(self, large: bool) -> None:
+        self._local.tokenizer = self._tokenizer.clone()
+        self._local.large = large
+
+    async def chat(
+        self,
+        messages: list[Message],
+        template: TemplateOptions,
+        sampling: Sampling,
+        caching: Caching,
+        max_model_len: int,
+    ) -> Prepared:
+        """A conversation, up to where the assistant begins to speak.
+
+        Raises:
+            APIError: 400; the model has no chat template, the template refuses the messages, they are
+                too long for `max_model_len` whatever their tokens are, or a token ID among the sampling
+                fields is out of range. 503; too many large texts wait.
+        """
+
+        def work() -> Prepared:
+            ids = self._render(messages, template, max_model_len)
+            return Prepared([_named(ids, caching)], self._check(sampling))
+
+        return await self._run(work, _size(messages))
+
+    async def completion(
+        self, prompts: list[Prompt], sampling: Sampling, caching: Caching, max_model_len: int, *, echo: bool
+    ) -> Prepared:
+        """Prompts to continue; given IDs are checked against the vocabulary.
+
+        Raises:
+            APIError: 400; a token ID is out of range, a text has no encoding, or is too long for
+                `max_model_len` whatever its tokens are. 503; too many large texts wait.
+        """
+
+        def work() -> Prepared:
+            made = []
+            for i, prompt in enumerate(prompts):
+                ids = self._encode(prompt, "prompt" if len(prompts) == 1 else f"prompt[{i}]", max_model_len)
+                text = ""
+                if echo:
+                    text = prompt if isinstance(prompt, str) else self._decode(ids, sampling)
+                made.append(_named(ids, caching, text))
+            return Prepared(made, self._check(sampling))
+
+        return await self._run(work, sum(len(prompt) for prompt in prompts))
+
+    async def tokenize(self, prompt: str, *, add_special_tokens: bool) -> list[int]:
+        """A text's token IDs, for `/tokenize`; raises `APIError`."""
+        return await self._side_job(
+            lambda: self._local.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), len(prompt)
         )
 
-    def _clone_tokenizer(self) -> None:
-        self._local.tokenizer = self._tokenizer.clone()
+    async def tokenize_chat(self, messages: list[Message], template: TemplateOptions) -> list[int]:
+        """A conversation's token IDs, for `/tokenize`; raises `APIError`."""
+        return await self._side_job(lambda: self._render(messages, template, None), _size(messages))
 
-    async def chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """The token IDs of a conversation, up to where the assistant begins to speak.
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        """The text of token IDs, control tokens included; raises `APIError`."""
 
-        Raises:
-            APIError: 400; the model has no chat template, or the template refuses the messages.
-        """
-        return await self._run(self._chat, messages)
+        def work() -> str:
+            self._check_ids(tokens, "tokens")
+            text: str = self._local.tokenizer.decode(tokens, skip_special_tokens=False)
+            return text
 
-    async def completion(self, prompt: str | list[int]) -> list[int]:
-        """The token IDs of a prompt; given IDs are checked against the vocabulary.
-
-        Raises:
-            APIError: 400; an ID is out of range.
-        """
-        return await self._run(self._completion, prompt)
+        return await self._side_job(work, len(tokens))
 
     def close(self) -> None:
         """End the threads; what waits is dropped."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._large_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, function: Callable[[_T], list[int]], argument: _T) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, argument)
+    async def _run(self, work: Callable[[], _T], size: int) -> _T:
+        """`work` in a thread; `size` (characters or token IDs) says in which."""
+        loop = asyncio.get_running_loop()
+        try:
+            if size < LARGE_TEXT:
+                try:
+                    return await loop.run_in_executor(self._pool, work)
+                except _Large:
+                    size = LARGE_TEXT
+            if self._large_texts and self._large_texts + size > MAX_LARGE_TEXTS:
+                text = "The server has as many large texts to tokenize as it takes; try again later."
+                raise APIError(503, text, code=QUEUE_FULL, headers=(("retry-after", "1"),))
+            self._large_texts += size
+            try:
+                return await loop.run_in_executor(self._large_pool, work)
+            finally:
+                self._large_texts -= size
+        except InvalidTextError as error:
+            raise bad_request(f"The text cannot be encoded: {error}") from None
 
-    def _chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def _side_job(self, work: Callable[[], _T], size: int) -> _T:
+        if self._side_jobs >= MAX_SIDE_JOBS:
+            text = f"The server is at its limit of {MAX_SIDE_JOBS} texts to tokenize; try again later."
+            raise APIError(503, text, code=QUEUE_FULL, headers=(("retry-after", "1"),))
+        self._side_jobs += 1
+        try:
+            return await self._run(work, size)
+        finally:
+            self._side_jobs -= 1
+
+    # ------------------------------------------------------------ in a thread of the pool
+
+    def _render(
+        self, messages: list[Message], template: TemplateOptions, max_model_len: int | None
+    ) -> list[int]:
+        """The token IDs of a conversation; `max_model_len` None: of any length."""
         if self._template is None:
             raise bad_request("This model has no chat template; use /v1/completions.", "messages")
         if not self._knows_developer:
@@ -73,26 +201,81 @@ class Preparation:
                 for message in messages
             ]
         try:
-            rendered = self._template.render(messages)
+            rendered = self._template.render(
+                messages,
+                add_generation_prompt=template.add_generation_prompt,
+                continue_final_message=template.continue_final_message,
+                **template.kwargs,
+            )
         except TemplateRefusal as refusal:
             raise bad_request(f"The chat template refuses the messages: {refusal}", "messages") from None
+        if max_model_len is not None:
+            self._check_size(rendered.text, "messages", max_model_len)
+        if len(rendered.text) >= LARGE_TEXT and not self._local.large:
+            raise _Large
         tokenizer: Tokenizer = self._local.tokenizer
         return tokenizer.encode_rendered(rendered.text, rendered.controls)
 
-    def _completion(self, prompt: str | list[int]) -> list[int]:
-        tokenizer: Tokenizer = self._local.tokenizer
+    def _check_size(self, text: str, param: str, max_model_len: int) -> None:
+        """Raises for a text that cannot fit, before the work of finding its tokens is done."""
+        if len(text) <= max_model_len:
+            return
+        limit = self._tokenizer.most_bytes(max_model_len)
+        size = len(text.encode(errors="surrogatepass"))
+        if limit is not None and size > limit:
+            raise text_too_long(size, limit, max_model_len, param)
+
+    def _encode(self, prompt: Prompt, param: str, max_model_len: int) -> list[int]:
         if isinstance(prompt, str):
+            self._check_size(prompt, param, max_model_len)
+            tokenizer: Tokenizer = self._local.tokenizer
             return tokenizer.encode(prompt, add_special_tokens=True)
-        for i, token in enumerate(prompt):
-            if not 0 <= token < tokenizer.vocab_size:
-                raise bad_request(
-                    f"prompt[{i}] is {token}; token IDs go from 0 to {tokenizer.vocab_size - 1}", "prompt"
-                )
+        if len(prompt) > max_model_len:
+            raise context_too_long(len(prompt), 1, max_model_len, param)
+        self._check_ids(prompt, param)
         return prompt
 
+    def _decode(self, ids: list[int], sampling: Sampling) -> str:
+        tokenizer: Tokenizer = self._local.tokenizer
+        return tokenizer.decode(ids, skip_special_tokens=sampling.skip_special_tokens)
 
-def answer_tokens(prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str) -> int:
+    def _check_ids(self, ids: list[int] | tuple[int, ...], param: str) -> None:
+        size = self._tokenizer.vocab_size
+        for i, token in enumerate(ids):
+            if not 0 <= token < size:
+                raise bad_request(f"{param}[{i}] is {token}; token IDs go from 0 to {size - 1}", param)
+
+    def _check(self, sampling: Sampling) -> tuple[tuple[int, ...], ...]:
+        """Raises for token IDs out of range; the token IDs of `bad_words`, with and without a space."""
+        sampling.check_tokens(self._tokenizer.vocab_size)
+        words: dict[tuple[int, ...], None] = {}
+        for word in sampling.bad_words:
+            bare = word.lstrip()
+            for text in (word, bare, f" {bare}"):
+                ids = self._local.tokenizer.encode(text, add_special_tokens=False)
+                if ids:
+                    words[tuple(ids)] = None
+        return tuple(words)
+
+
+def _size(messages: list[Message]) -> int:
+    """Characters."""
+    return sum(len(text) for message in messages for text in message.values())
+
+
+def _named(ids: list[int], caching: Caching, text: str = "") -> PreparedPrompt:
+    tokens = pack(ids)
+    names = block_hashes(tokens, caching.block_size, caching.salt) if caching.block_size else b""
+    return PreparedPrompt(tokens, len(ids), names, text)
+
+
+def answer_tokens(
+    prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str, length_param: str
+) -> int:
     """How many tokens an answer may have: as many as asked for, or all that the context leaves.
+
+    Args:
+        param, length_param: the fields of the prompt and of `max_tokens`, to name what is too much.
 
     Raises:
         APIError: 400; the prompt is empty, or prompt and answer exceed the context.
@@ -101,5 +284,6 @@ def answer_tokens(prompt_tokens: int, max_tokens: int | None, max_model_len: int
         raise bad_request(f"{param} has no tokens", param)
     wanted = max_model_len - prompt_tokens if max_tokens is None else max_tokens
     if wanted < 1 or prompt_tokens + wanted > max_model_len:
-        raise context_too_long(prompt_tokens, max(wanted, 1), max_model_len, param)
+        named = param if prompt_tokens >= max_model_len else length_param
+        raise context_too_long(prompt_tokens, max(wanted, 1), max_model_len, named)
     return wanted

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import socket
-from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -16,14 +15,13 @@ from servelite.config import Settings
 from servelite.frontend.app import make_app
 from servelite.frontend.errors import engine_dead, shutting_down
 from servelite.frontend.http_server import HTTPServer
+from servelite.frontend.model_metadata import read_metadata
 from servelite.frontend.service import Service
 from servelite.ipc.lifeline import Lifeline
 from servelite.ipc.messages import Boot, ChildReady, Drain, Drained, EngineDown, Stop, ToChild
 from servelite.ipc.process import usable_cpus
 from servelite.ipc.progress import ProgressPage
 from servelite.observability.logs import configure_logs
-from servelite.tokenizer.model_files import open_model_files
-from servelite.tokenizer.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +33,12 @@ def serve(lifeline: Lifeline, boot: Boot) -> None:
 
     Raises:
         ModelFileError: the model's files are damaged.
+        InvalidTemplate: its chat template is no valid Jinja.
         OSError, RuntimeError, msgspec.MsgspecError: what ends a front end.
     """
     settings = Settings.from_dict(boot.settings)
     configure_logs(settings.log_level, f"frontend-{boot.index}")
-    files = open_model_files(Path(settings.model))
-    tokenizer = load_tokenizer(files)
+    metadata = read_metadata(settings)
     page = ProgressPage.attach(boot.progress_fd)
 
     # What start-up made lives for ever, and a request's objects die by reference count: looking at
@@ -50,7 +48,7 @@ def serve(lifeline: Lifeline, boot: Boot) -> None:
     gc.set_threshold(20_000, 20, 50)
 
     async def main() -> None:
-        service = Service(settings, boot.index, page.slots, files, tokenizer, usable_cpus())
+        service = Service(settings, boot.index, page.slots, metadata, usable_cpus())
         await FrontEnd(lifeline, boot, service).run()
 
     uvloop.run(main())
@@ -63,7 +61,7 @@ class FrontEnd:
         self._lifeline = lifeline
         self._boot = boot
         self._service = service
-        self._server = HTTPServer(make_app(service))
+        self._server = HTTPServer(make_app(service), service.settings.timeout_keep_alive)
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -102,6 +100,8 @@ class FrontEnd:
             case Stop():
                 self._server.stop()
             case Drain(delay, timeout):
+                if self._draining is not None:
+                    self._draining.cancel()  # the launcher has changed its mind: now it is at once
                 self._draining = asyncio.create_task(self._drain(delay, timeout), name="drain")
             case EngineDown(_, cause):
                 self._service.lifecycle.lose_engine(cause)
@@ -120,7 +120,8 @@ class FrontEnd:
         try:
             await asyncio.wait_for(service.lifecycle.idle(), timeout)
         except TimeoutError:
-            unfinished = service.engine.fail_all(shutting_down())
+            unfinished = service.lifecycle.answers
+            service.engine.fail_all(shutting_down())
             try:
                 await asyncio.wait_for(service.lifecycle.idle(), _LAST_WORDS_S)
             except TimeoutError:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
+
 from servelite.frontend.admission import Place
 from servelite.frontend.body import ClientGone
 from servelite.frontend.errors import APIError
-from servelite.ipc.messages import Add, FinishReason, SamplingParams, pack
+from servelite.frontend.logprobs import LogprobTable
+from servelite.ipc.messages import TOKEN, Add, FinishReason, pack, unpack
 
 
 class RequestRecord:
@@ -20,6 +23,7 @@ class RequestRecord:
     """
 
     __slots__ = (
+        "_add",
         "_ended",
         "_gone",
         "_loop",
@@ -27,29 +31,26 @@ class RequestRecord:
         "_waiter",
         "arrived",
         "attempt",
+        "cached_tokens",
         "error",
         "finish",
         "last_token_at",
+        "logprobs",
         "number",
-        "params",
         "place",
         "produced",
-        "prompt",
-        "prompt_tokens",
-        "seed",
+        "prompt_logprobs",
     )
 
-    def __init__(
-        self, number: int, prompt_ids: list[int], params: SamplingParams, seed: int, place: Place
-    ) -> None:
-        self.number = number
-        self.prompt = pack(prompt_ids)
-        self.prompt_tokens = len(prompt_ids)
-        self.params = params
-        self.seed = seed
+    def __init__(self, add: Add, place: Place) -> None:
+        self._add = add
+        self.number = add.request
         self.place = place
         self.attempt = 0
         self.produced: list[int] = []
+        self.logprobs = LogprobTable(0)
+        self.prompt_logprobs = LogprobTable(1)
+        self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self.finish = FinishReason.NONE
         self.error: APIError | None = None
         self.arrived = time.monotonic()
@@ -60,16 +61,26 @@ class RequestRecord:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def choice(self) -> int:
+        """Which of the answers to its prompt it is."""
+        return self._add.choice
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self._add.prompt) // TOKEN.itemsize
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's token IDs."""
+        return unpack(self._add.prompt).tolist()
+
     def add_message(self) -> Add:
         """The Add that starts this request, or resumes it after the tokens it has."""
-        return Add(
-            request=self.number,
-            prompt=self.prompt,
-            sampling=self.params,
-            seed=self.seed,
-            attempt=self.attempt,
-            produced=pack(self.produced) if self.produced else b"",
-        )
+        if not self.attempt:
+            return self._add
+        return msgspec.structs.replace(self._add, attempt=self.attempt, produced=pack(self.produced))
 
     def deliver(self, first_index: int, tokens: list[int], finish: int) -> None:
         """Append what is new of `tokens`, the first of which is the answer's token `first_index`.

@@ -1,11 +1,16 @@
-"""One model served by one engine: from a validated request to an `Answer`. No HTTP here.
+"""One model served by one engine: from a validated request to its `Answer`s. No HTTP here.
 
 The front end process puts HTTP around it, `LLM` a thread.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import secrets
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +19,21 @@ from servelite.config import Settings
 from servelite.frontend.admission import Admission, Place
 from servelite.frontend.answer import Answer
 from servelite.frontend.engine_client import EngineClient
-from servelite.frontend.errors import APIError
+from servelite.frontend.errors import APIError, bad_request, deadline_exceeded
 from servelite.frontend.lifecycle import Lifecycle
-from servelite.frontend.preparation import Preparation, answer_tokens
+from servelite.frontend.model_metadata import ModelMetadata
+from servelite.frontend.preparation import Caching, Preparation, Prepared, PreparedPrompt, answer_tokens
+from servelite.frontend.prompts import Message, Prompt
+from servelite.frontend.protocol import BodyRules, RequestOptions, TemplateOptions
 from servelite.frontend.sampling import Sampling
-from servelite.ipc.messages import Ready
+from servelite.ipc.messages import Add, Ready, SamplingParams
 from servelite.observability.metrics import Metrics
-from servelite.tokenizer.detokenizer import Detokenizer
-from servelite.tokenizer.model_files import ModelFiles
-from servelite.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+PLAIN_TEMPLATE: Final = TemplateOptions()
+PLAIN_OPTIONS: Final = RequestOptions()
+_MAX_WARNED: Final = 1000  # unknown fields whose names are remembered, so that each is logged once
 
 
 class Service:
@@ -33,18 +44,25 @@ class Service:
         settings: Settings,
         client: int,
         slots: npt.NDArray[np.int64],
-        files: ModelFiles,
-        tokenizer: Tokenizer,
+        metadata: ModelMetadata,
         threads: int,
     ) -> None:
+        """Raises `InvalidTemplate`: the model's chat template is no valid Jinja."""
+        self.settings = settings
         self.names = settings.served_model_name or (settings.model,)
         self.created = int(time.time())
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
+        self.tokenizer = metadata.tokenizer
+        self.rules = BodyRules(
+            metadata.sampling_defaults,
+            *((self._warn_unknown,) if settings.unknown_fields == "warn" else ()),
+        )
+        self.preparation = Preparation(metadata.files, metadata.tokenizer, threads)
+        self._warned: set[str] = set()
+        self._client = client
         self._admission = Admission(slots, client, settings.max_num_seqs, settings.max_waiting_requests)
         self.engine = EngineClient(client, self.metrics, self._admission.retry_after)
-        self._preparation = Preparation(files, tokenizer, threads)
-        self._tokenizer = tokenizer
 
     @property
     def facts(self) -> Ready:
@@ -53,6 +71,11 @@ class Service:
             self.lifecycle.check()
             raise RuntimeError("the service was opened before its engine was ready")
         return self.engine.facts
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """What the model's generation_config.json sets in place of the declared defaults."""
+        return self.rules.defaults
 
     def check_model(self, name: str) -> None:
         """Raises `APIError` (404) unless `name` is one this server goes by."""
@@ -64,36 +87,159 @@ class Service:
                 code="model_not_found",
             )
 
-    async def chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
-        """Start the assistant's answer to a conversation; raises `APIError`."""
-        place = self._enter()
-        try:
-            return self._start(await self._preparation.chat(messages), sampling, place, "messages")
-        except BaseException:
-            place.leave()
-            raise
+    async def chat(
+        self,
+        messages: list[Message],
+        sampling: Sampling,
+        options: RequestOptions = PLAIN_OPTIONS,
+        template: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> list[Answer]:
+        """Start the `n` answers to a conversation; raises `APIError`."""
+        return await self._begin(
+            options.n,
+            lambda caching: self.preparation.chat(
+                messages, template, sampling, caching, self.facts.max_model_len
+            ),
+            sampling,
+            options,
+            "messages",
+        )
 
-    async def complete(self, prompt: str | list[int], sampling: Sampling) -> Answer:
-        """Start the continuation of a prompt; raises `APIError`."""
-        place = self._enter()
-        try:
-            return self._start(await self._preparation.completion(prompt), sampling, place, "prompt")
-        except BaseException:
-            place.leave()
-            raise
+    async def complete(
+        self,
+        prompts: list[Prompt],
+        sampling: Sampling,
+        options: RequestOptions = PLAIN_OPTIONS,
+        *,
+        echo: bool = False,
+    ) -> list[Answer]:
+        """Start the `n` continuations of each prompt, prompt by prompt; raises `APIError`."""
+        return await self._begin(
+            options.n * len(prompts),
+            lambda caching: self.preparation.completion(
+                prompts, sampling, caching, self.facts.max_model_len, echo=echo
+            ),
+            sampling,
+            options,
+            "prompt",
+        )
 
     def close(self) -> None:
         """Free the threads."""
-        self._preparation.close()
+        self.preparation.close()
 
-    def _enter(self) -> Place:
+    async def _begin(
+        self,
+        count: int,
+        prepare: Callable[[Caching], Awaitable[Prepared]],
+        sampling: Sampling,
+        options: RequestOptions,
+        param: str,
+    ) -> list[Answer]:
+        arrived = time.monotonic()
         self.lifecycle.check()
-        return self._admission.enter()
+        self._check_options(options)
+        places = self._admission.enter(count)
+        try:
+            caching = Caching(
+                self.facts.block_size if self.settings.enable_prefix_caching else 0, options.cache_salt
+            )
+            prepared = await prepare(caching)
+            self.lifecycle.check()  # again: preparing took its time
+            return self._submit(prepared, sampling, options, places, param, arrived)
+        except BaseException:
+            for place in places:
+                place.leave()
+            raise
 
-    def _start(self, prompt_ids: list[int], sampling: Sampling, place: Place, param: str) -> Answer:
-        self.lifecycle.check()  # again: preparing took its time
-        max_tokens = answer_tokens(len(prompt_ids), sampling.max_tokens, self.facts.max_model_len, param)
-        params = sampling.params(max_tokens, self._tokenizer.eos_token_ids)
-        detokenizer = Detokenizer(self._tokenizer, stop=sampling.stop)
-        record = self.engine.submit(prompt_ids, params, sampling.seed_bits(), place)
-        return Answer(self.engine, record, detokenizer)
+    def _check_options(self, options: RequestOptions) -> None:
+        """Raises `APIError` (400) for what this server's settings or its engine do not allow."""
+        limit = self.settings.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(options, name)
+            if asked > limit:
+                raise bad_request(f"{name} is {asked}; this server's --max-logprobs is {limit}", name)
+            if asked >= 0 and "logprobs" not in self.facts.features:
+                raise bad_request(f"{name}: this engine gives no log probabilities", name)
+        if options.priority and self.settings.scheduling_policy != "priority":
+            raise bad_request(
+                f"priority is {options.priority}; it has no effect without --scheduling-policy priority",
+                "priority",
+                "unsupported_value",
+            )
+
+    def _submit(
+        self,
+        prepared: Prepared,
+        sampling: Sampling,
+        options: RequestOptions,
+        places: list[Place],
+        param: str,
+        arrived: float,
+    ) -> list[Answer]:
+        """All Adds of a request, once it is known that each of them can be made."""
+        parameters = [self._params(prompt, prepared, sampling, options, param) for prompt in prepared.prompts]
+        deadline_ms = options.deadline_ms
+        if deadline_ms >= 0:
+            deadline_ms -= int((time.monotonic() - arrived) * 1000)
+            if deadline_ms < 0:
+                raise deadline_exceeded(options.deadline_ms)
+        answers = []
+        free = iter(places)
+        for prompt, params in zip(prepared.prompts, parameters, strict=True):
+            leader = -1
+            for choice in range(options.n):
+                number = self.engine.new_number()
+                if choice == 0:
+                    seed = self._seed(sampling, number)
+                add = Add(
+                    request=number,
+                    prompt=prompt.tokens,
+                    sampling=params,
+                    seed=seed,
+                    choice=choice,
+                    block_hashes=prompt.block_hashes,
+                    cache_salt=options.cache_salt,
+                    priority=options.priority,
+                    deadline_ms=deadline_ms,
+                    prefix_of=leader,
+                )
+                record = self.engine.submit(add, next(free))
+                answers.append(Answer(self.engine, record, self.tokenizer, sampling, prompt.text))
+                leader = number if choice == 0 else leader
+        return answers
+
+    def _params(
+        self,
+        prompt: PreparedPrompt,
+        prepared: Prepared,
+        sampling: Sampling,
+        options: RequestOptions,
+        param: str,
+    ) -> SamplingParams:
+        max_tokens = answer_tokens(
+            prompt.num_tokens, sampling.max_tokens, self.facts.max_model_len, param, options.length_field
+        )
+        return sampling.params(
+            max_tokens,
+            self.tokenizer.eos_token_ids,
+            prepared.bad_words,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+        )
+
+    def _seed(self, sampling: Sampling, number: int) -> int:
+        """The seed's 64 bits: the client's; else from `--seed` and the number of the request; else fresh."""
+        if sampling.seed is not None:
+            return sampling.seed & ((1 << 64) - 1)
+        if self.settings.seed < 0:
+            return secrets.randbits(64)
+        text = f"{self.settings.seed} {self._client} {number}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    def _warn_unknown(self, name: str) -> None:
+        """What becomes of an unknown field under `--unknown-fields warn`: one line in the log."""
+        name = name[:60]
+        if name not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add(name)
+            log.warning("a request has the unknown field %r: it is ignored", name)

@@ -363,7 +363,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 class Drained(msgspec.Struct, frozen=True, tag="drained"):
     """A front end's answer to Drain: nothing is in flight any more."""
 
-    unfinished: int = 0  # requests that were ended with an error
+    unfinished: int = 0  # answers that were ended with an error, or whose client did not read them
 
 
 ToChild = Boot | EngineUp | EngineDown | Resubmit | Quarantine | Drain | Stop

@@ -8,6 +8,19 @@ from types import FrameType
 from typing import Any, Final
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OURS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+
+def reclaim_signals() -> None:
+    """Undo what this process inherited: signals ignored (a shell's `&` does so with SIGINT) or blocked.
+
+    SIGHUP is left ignored where it is: `nohup` says so. An ignored SIGCHLD would hide how a child died.
+    """
+    for number in _OURS:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*ENDING, signal.SIGCHLD})
 
 
 class SignalPipe:

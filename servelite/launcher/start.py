@@ -13,6 +13,7 @@ from servelite.ipc.sockets import engine_address
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.loader.resolve import ModelNotFound, resolve_model
+from servelite.tokenizer.model_files import ModelFileError, open_model_files
 
 
 def find_model(settings: Settings) -> Settings:
@@ -25,8 +26,20 @@ def find_model(settings: Settings) -> Settings:
         path = resolve_model(settings.model)
     except ModelNotFound as error:
         raise LaunchError(str(error), ExitCode.MODEL) from None
-    names = settings.served_model_name or (settings.model,)
+    names = tuple(dict.fromkeys(settings.served_model_name)) or (settings.model,)
     return dataclasses.replace(settings, model=str(path), served_model_name=names)
+
+
+def check_model(settings: Settings) -> None:
+    """Read the model's metadata, which is quick, so that damage is told before any process is started.
+
+    Raises:
+        LaunchError: the files are damaged or incomplete.
+    """
+    try:
+        open_model_files(settings.model)
+    except ModelFileError as error:
+        raise LaunchError(str(error), ExitCode.MODEL) from None
 
 
 def engine_boot(settings: Settings, folder: str, page: ProgressPage, epoch: int = 0) -> Boot:

@@ -24,11 +24,12 @@ from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, url_of
 from servelite.launcher.runtime_dir import runtime_folder
-from servelite.launcher.signals import SignalPipe
-from servelite.launcher.start import engine_boot, find_model, start_engine, start_front_end
+from servelite.launcher.signals import SignalPipe, reclaim_signals
+from servelite.launcher.start import check_model, engine_boot, find_model, start_engine, start_front_end
 
 _STOP_S: Final = 5.0  # from Stop to SIGKILL
 _DRAIN_GRACE_S: Final = 3.0  # a front end's time to say Drained, after its time-out
+_HURRY_S: Final = 0.9  # from a second signal to SIGKILL
 _LAST_WORDS_S: Final = 1.0  # for answers in flight to end with an error when the engine has died
 
 
@@ -44,8 +45,10 @@ class Phase(enum.IntEnum):
 def serve(settings: Settings) -> int:
     """Serve until a signal or a death; returns the exit code. Called from the main thread."""
     started = time.monotonic()
+    reclaim_signals()
     try:
         settings = find_model(settings)  # may take its time over a download: signals end it as usual
+        check_model(settings)
         with SignalPipe() as signals:
             listener = open_listener(settings.host, settings.port)
             with listener, runtime_folder(settings.runtime_dir) as folder:
@@ -67,6 +70,9 @@ class Supervisor:
         self._started = started
         self._phase = Phase.STARTING
         self._deadline: float | None = None  # when the phase ends whether all have answered or not
+        self._hurried = False  # by a second signal
+        self._asked = False  # to end, by a signal while serving
+        self._cut = 0  # requests that the drain ended with an error
         self._undrained: set[Child] = set()
         self._culprit: Child | None = None
         self._children: list[Child] = []
@@ -75,7 +81,7 @@ class Supervisor:
 
     def run(self, folder: str) -> int:
         """Start everything, return when nothing is left."""
-        page = ProgressPage.create()
+        page = self._page = ProgressPage.create()
         try:
             boot = engine_boot(self._settings, folder, page)
             self._epoch = boot.epoch
@@ -125,6 +131,7 @@ class Supervisor:
                 child.ready = True
                 self._check_ready()
             elif isinstance(message, Drained):
+                self._cut += message.unfinished
                 self._drained(child)
 
     def _check_ready(self) -> None:
@@ -149,27 +156,40 @@ class Supervisor:
         if self._phase is Phase.STOPPING:
             return
         self._culprit = self._culprit or child
-        if child is self._engine and self._front_ends:
+        if self._phase is Phase.STARTING:  # nobody is served: what the other is still loading can go
+            self._phase = Phase.STOPPING
+            self._kill()
+        elif child is self._engine and self._front_ends:
             for front_end in self._front_ends:
                 front_end.send(EngineDown(self._epoch, child.death()))
-            self._drain(_LAST_WORDS_S)
+            self._drain(0.0, _LAST_WORDS_S)
         else:
             self._stop()
 
     def _end(self) -> None:
-        """A signal: drain; a second one, or one before anything is served: end now."""
+        """A signal: drain; a second: cut what is in flight; a third, or before all is served: kill."""
         if self._phase is Phase.SERVING:
-            self._drain(self._settings.drain_timeout)
+            self._asked = True
+            delay, timeout = self._settings.drain_delay, self._settings.drain_timeout
+            self._say(
+                f"draining: {int(self._page.slots.sum())} answers in flight, up to {delay + timeout:g} s; "
+                "a second signal ends at once"
+            )
+            self._drain(delay, timeout)
+        elif self._phase is Phase.DRAINING and not self._hurried:
+            self._hurried = True
+            self._drain(0.0, 0.0)
         else:
             self._phase = Phase.STOPPING
             self._kill()
 
-    def _drain(self, timeout: float) -> None:
+    def _drain(self, delay: float, timeout: float) -> None:
         self._phase = Phase.DRAINING
-        self._deadline = time.monotonic() + timeout + _DRAIN_GRACE_S
+        grace = _HURRY_S if self._hurried else _DRAIN_GRACE_S
+        self._deadline = time.monotonic() + delay + timeout + grace
         self._undrained = {child for child in self._front_ends if child.alive}
         for child in self._undrained:
-            child.send(Drain(0.0, timeout))
+            child.send(Drain(delay, timeout))
         if not self._undrained:
             self._stop()
 
@@ -179,22 +199,41 @@ class Supervisor:
             self._stop()
 
     def _stop(self) -> None:
+        self._tell_drained()
         self._phase = Phase.STOPPING
-        self._deadline = time.monotonic() + _STOP_S
+        if not self._hurried:  # else its time goes on
+            self._deadline = time.monotonic() + _STOP_S
         for child in self._children:
             child.send(Stop())
 
     def _expire(self) -> None:
         """The phase's time is over."""
-        if self._phase is Phase.DRAINING:
+        if self._phase is Phase.DRAINING and not self._hurried:
             self._stop()
         else:
+            self._tell_drained()
+            self._phase = Phase.STOPPING
             self._kill()
+
+    def _tell_drained(self) -> None:
+        """How a drain that was asked for has ended."""
+        if self._phase is not Phase.DRAINING or not self._asked or self._culprit is not None:
+            return
+        if self._undrained:
+            self._say("drained: time is over, clients that do not read are cut")
+        else:
+            self._say(f"drained: {self._cut or 'no'} answers were cut")
 
     def _kill(self) -> None:
         self._deadline = None
         for child in self._children:
             child.kill()
+
+    def _say(self, text: str) -> None:
+        """News for the log."""
+        if self._settings.log_level in ("debug", "info"):
+            with contextlib.suppress(OSError):  # whoever read our output may have left
+                print(f"servelite: {text}", file=sys.stderr, flush=True)
 
     def _report(self) -> int:
         """The exit code; a death that nobody asked for is explained, last of all."""

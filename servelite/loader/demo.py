@@ -82,7 +82,7 @@ def _fetch(target: Path) -> None:
     """Download, check and move into place; the caller holds the lock."""
     for left_over in target.parent.glob(_FETCH_PREFIX + "*"):
         shutil.rmtree(left_over, ignore_errors=True)  # of a fetch that was killed: nobody else has the lock
-    print(f"servelite: fetching the demo model (93 MB, once) to {target}", file=sys.stderr, flush=True)
+    print(f"servelite: fetching the demo model (98 MB, once) to {target}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix=_FETCH_PREFIX, dir=target.parent) as name:
         folder = Path(name)  # in the target's folder, so that the last step is a rename
         _download(folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn
@@ -19,8 +19,8 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from servelite.tokenizer.template_limits import TURN_NAME, BoundedEnvironment, Budget, TemplateLimit
 from servelite.tokenizer.tokenizer import control_pattern
 
 _SENTINELS: Final = range(0xF0000, 0xFFFFE)  # a plane for private use
@@ -74,8 +74,8 @@ def _tojson(
     )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
@@ -107,7 +107,12 @@ class ChatTemplate:
         self._forgeries = _Forgeries([text for text in special_tokens if text])
 
     def render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
     ) -> Rendered:
         """The text of a conversation.
 
@@ -119,36 +124,52 @@ class ChatTemplate:
 
         Args:
             messages: dicts of plain JSON values; keys with None are left out, as in transformers.
+            continue_final_message: end the text where the last message's content ends.
             kwargs: more for the template to see: `tools`, `documents`, `enable_thinking`, ...
 
         Raises:
-            TemplateRefusal: the template called `raise_exception`, or failed on these messages.
+            TemplateRefusal: the template called `raise_exception`, failed on these messages, or did not
+                end within its bounds (`template_limits`).
         """
         messages = [{k: v for k, v in message.items() if v is not None} for message in messages]
         inputs: dict[str, Any] = {"tools": None, "documents": None, **kwargs, "messages": messages}
         pieces: set[str] = set()
         _visit_strings(inputs, lambda string: pieces.update(self._forgeries.find(string)))
         sentinels: dict[str, str] = {}
-        if pieces:
-            sentinels = self._choose_sentinels(pieces, inputs)
+        end = ""
+        if pieces or continue_final_message:
+            free = self._free_characters(inputs)
+            sentinels = {piece: next(free) for piece in sorted(pieces)}
             inputs = _map_strings(inputs, lambda string: self._forgeries.replace(string, sentinels))
-        try:
-            text = self._template.render(**self._tokens | inputs, add_generation_prompt=add_generation_prompt)
-        except TemplateRefusal:
-            raise
-        except Exception as error:  # the template is the model's code: whatever it raises is its refusal
-            raise TemplateRefusal(f"{type(error).__name__}: {error}") from None
+        if continue_final_message:
+            end = next(free)
+            last = inputs["messages"][-1]
+            inputs["messages"][-1] = last | {"content": last.get("content", "") + end}
+        text = self._run(inputs | {"add_generation_prompt": add_generation_prompt})
+        if end:
+            if end not in text:
+                raise TemplateRefusal("it does not write the content of the message to be continued")
+            text = text[: text.rindex(end)].replace(end, "")
         return _put_back(text, sentinels, self._forgeries.controls)
 
-    def _choose_sentinels(self, pieces: set[str], inputs: dict[str, Any]) -> dict[str, str]:
-        """A character for each piece; none of them is in the template or in what users wrote."""
+    def _run(self, inputs: dict[str, Any]) -> str:
+        budget = Budget()
+        try:
+            pieces = self._template.generate(**self._tokens | inputs | {TURN_NAME: budget.turn})
+            return budget.collect(pieces)
+        except TemplateRefusal:
+            raise
+        except TemplateLimit as limit:
+            raise TemplateRefusal(str(limit)) from None
+        except Exception as error:  # the template is the model's code: whatever it raises is its refusal
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from None
+
+    def _free_characters(self, inputs: dict[str, Any]) -> Iterator[str]:
+        """Characters that are neither in the template nor in what users wrote."""
         used = set(self._source)
         _visit_strings(inputs, used.update)
-        free = (chr(code) for code in _SENTINELS if chr(code) not in used)
-        found = dict(zip(sorted(pieces), free, strict=False))
-        if len(found) < len(pieces):
-            raise TemplateRefusal("the messages use up a whole plane of private-use characters")
-        return found
+        yield from (chr(code) for code in _SENTINELS if chr(code) not in used)
+        raise TemplateRefusal("the messages use up a whole plane of private-use characters")
 
 
 class _Forgeries:

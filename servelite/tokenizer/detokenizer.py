@@ -29,6 +29,7 @@ class Detokenizer:
         "_count",
         "_include_stop",
         "_matcher",
+        "_min_tokens",
         "_pending",
         "_pieces",
         "_skipped",
@@ -45,12 +46,15 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
+        """`min_tokens`: stop strings are not looked for in the text of that many first tokens."""
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._matcher = StopMatcher(stop) if any(stop) else None
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._pending = b""  # an unfinished character's bytes, at most 3
         self._strip = tokenizer.strips_leading_space  # until the first character is out
         self._count = 0  # tokens pushed
@@ -67,7 +71,7 @@ class Detokenizer:
                 break
             self._count += 1
             if text := self._text((index,)):
-                out.append(self._match(text))
+                out.append(self._match(text) if self._count > self._min_tokens else text)
         return "".join(out)
 
     def finish(self) -> str:

@@ -8,7 +8,7 @@ needs no torch.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,14 @@ import msgspec
 
 from servelite.tokenizer.gguf import GGUFFile, ModelFileError, read_gguf
 
-__all__ = ["GGUF_CLASSES", "ModelFileError", "ModelFiles", "open_model_files"]
+__all__ = [
+    "GGUF_CLASSES",
+    "ModelFileError",
+    "ModelFiles",
+    "open_model_files",
+    "read_generation_config",
+    "with_tokenizer",
+]
 
 GGUF_CLASSES: Final = {"llama": "LlamaForCausalLM"}
 """GGUF architectures whose metadata is fully translated. Any other keeps its GGUF name as
@@ -80,6 +87,43 @@ def open_model_files(path: str | os.PathLike[str]) -> ModelFiles:
     if not path.exists():
         raise ModelFileError(path, "no such file or folder")
     return _open_gguf(path)
+
+
+def with_tokenizer(files: ModelFiles, path: Path) -> ModelFiles:
+    """A model with the tokenizer of another GGUF file or folder, and its chat template where it has one.
+
+    The folder needs no config.json; whatever ends an answer with either tokenizer ends it.
+
+    Raises:
+        ModelFileError: nothing is there, or it is damaged.
+    """
+    if path.is_dir():
+        tokenizer_config = _read_json(path / "tokenizer_config.json") or {}
+        eos = _tokenizer_eos(path, tokenizer_config)
+        template = _folder_template(path, tokenizer_config)
+        files = replace(files, path=path, gguf=None, tokenizer_config=tokenizer_config)
+    else:
+        other = open_model_files(path)
+        eos, template = set(other.eos_token_ids), other.chat_template
+        files = replace(files, path=path, gguf=other.gguf, tokenizer_config={})
+    return replace(
+        files,
+        chat_template=files.chat_template if template is None else template,
+        eos_token_ids=tuple(sorted({*files.eos_token_ids, *eos})),
+    )
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The generation_config.json of a folder.
+
+    Raises:
+        ModelFileError: there is none, or it is damaged.
+    """
+    path = folder / "generation_config.json"
+    config = _read_json(path)
+    if config is None:
+        raise ModelFileError(path, "no such file")
+    return config
 
 
 # ---------------------------------------------------------------- GGUF

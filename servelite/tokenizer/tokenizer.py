@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import Metaspace
 
 from servelite.tokenizer.gguf import ModelFileError
 from servelite.tokenizer.gguf_tokenizer import build_tokenizer
+from servelite.tokenizer.length_bound import keeps_every_byte
 from servelite.tokenizer.model_files import ModelFiles, token_text
 from servelite.tokenizer.token_bytes import PieceDecoder, UnknownTokenizer, piece_decoder
 
@@ -73,6 +74,7 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.bos_token: str = "" if bos_token_id is None else backend.id_to_token(bos_token_id) or ""
         self.eos_token = eos_token
+        self._bytes_per_token = -1  # not looked at yet; 0: unbounded
         self.pieces: list[str | bytes | None] = [None] * self.vocab_size
 
     @property
@@ -84,6 +86,14 @@ class Tokenizer:
     def strips_leading_space(self) -> bool:
         """Whether a decoded text's first character is dropped when it is a space (SentencePiece)."""
         return self._decoder.strip_leading_space
+
+    def most_bytes(self, num_tokens: int) -> int | None:
+        """A text of more bytes cannot be `num_tokens` tokens or fewer; None: there is no such bound,
+        because a step may drop text, or one unknown token stand for much of it."""
+        if self._bytes_per_token < 0:
+            longest = max((len(self.token_bytes(index)) for index in range(self.vocab_size)), default=0)
+            self._bytes_per_token = longest if keeps_every_byte(self._backend) else 0
+        return self._bytes_per_token * num_tokens or None
 
     def clone(self) -> Tokenizer:
         """A tokenizer for another thread. It costs nothing: what the threads share never changes."""

@@ -159,7 +159,7 @@ class SimulatedRunner:
         tokenizer = load_tokenizer(files)
         script = load_script(settings.simulated_script, tokenizer) if settings.simulated_script else None
         fixed = settings.simulated_step_ms
-        cost = CostModel() if fixed < 0 else CostModel(fixed / 1000, 0.0, 0.0)
+        cost = CostModel() if fixed is None else CostModel(fixed / 1000, 0.0, 0.0)
         facts = simulated_facts(settings, tokenizer.vocab_size, files.max_model_len)
         return cls(facts, settings.max_num_seqs, cost=cost, script=script)
 

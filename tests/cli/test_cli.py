@@ -94,6 +94,14 @@ def test_chat_with_a_server(script: str, tmp_path: Path, demo_model: Path) -> No
         assert answer.returncode != 0 and "temperature" in answer.stderr
 
 
+def test_chat_with_a_server_that_asks_for_a_key(script: str, tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *SIMULATED, "--simulated-script", script, "--api-key", "k") as server:
+        answer = run("chat", "--url", server.url, "--api-key", "k", stdin="Hello\n")
+        assert (answer.returncode, answer.stdout, answer.stderr) == (0, "Hi there.\n", "")
+        answer = run("chat", "--url", server.url, stdin="Hello\n")
+        assert answer.returncode == ExitCode.SETTING and "Incorrect API key" in answer.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("--url", "http://127.0.0.1:1"), ("--url", "ftp://x"), ("missing.gguf",), ("--max-num-seqs", "0")],
@@ -130,3 +138,17 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(demo_model: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_what_a_start_is_told_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVELITE_PRT", "9000")
+    answer = run("serve", "no-such-model")
+    assert answer.returncode == ExitCode.MODEL
+    warning, error = answer.stderr.splitlines()
+    assert "SERVELITE_PRT" in warning and "no effect" in warning
+    assert "no-such-model" in error
+    for words in (("",), ("demo", "--host", ""), ("demo", "--served-model-name", "")):
+        answer = run("serve", *words)
+        assert answer.returncode == ExitCode.SETTING
+        (error,) = answer.stderr.splitlines()
+        assert error.startswith("servelite: ") and "is empty" in error

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from servelite.config import Settings
+from servelite.frontend.model_metadata import ModelMetadata, read_metadata
 from servelite.frontend.service import Service
 from servelite.ipc.messages import (
     CONTRACT_VERSION,
@@ -29,8 +30,6 @@ from servelite.ipc.messages import (
     unpack,
 )
 from servelite.ipc.sockets import EngineSocket, decode_to_engine, encode
-from servelite.tokenizer.model_files import ModelFiles, open_model_files
-from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 EPOCH = 3
 NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
@@ -68,7 +67,23 @@ class FakeEngine:
     async def greet(self, *, max_model_len: int = 512, contract: int = CONTRACT_VERSION) -> None:
         """Take the Hello and answer Ready."""
         assert isinstance(await self.receive(), Hello)
-        self.send(Ready(0, EPOCH, contract, 100, 16, max_model_len, 4, 64, 49152, "float32", "none", "fake"))
+        self.send(
+            Ready(
+                0,
+                EPOCH,
+                contract,
+                num_blocks=100,
+                block_size=16,
+                max_model_len=max_model_len,
+                max_num_seqs=4,
+                max_num_batched_tokens=64,
+                vocab_size=49152,
+                dtype="float32",
+                device="none",
+                executor="fake",
+                features=("logprobs",),
+            )
+        )
 
     def send(self, message: Ready | Outputs) -> None:
         self._sock.send(self._peer, encode(message))
@@ -96,10 +111,9 @@ class FakeEngine:
 
 
 @functools.cache
-def opened(model: Path) -> tuple[ModelFiles, Tokenizer]:
-    """A model's files and tokenizer, opened once for all tests: neither changes."""
-    files = open_model_files(model)
-    return files, load_tokenizer(files)
+def opened(model: Path) -> ModelMetadata:
+    """A model's metadata, read once for all tests: it does not change."""
+    return read_metadata(Settings(model=str(model)))
 
 
 @asynccontextmanager
@@ -110,7 +124,7 @@ async def service_and_engine(
     address = f"ipc://{folder}/e.sock"
     engine = FakeEngine(address)
     service = Service(
-        Settings(executor="simulated", **settings), 0, np.zeros(64, np.int64), *opened(model), threads=1
+        Settings(executor="simulated", **settings), 0, np.zeros(64, np.int64), opened(model), threads=1
     )
     reader = asyncio.create_task(service.engine.run(address, EPOCH))
     try:

@@ -12,7 +12,7 @@ from servelite.frontend.errors import APIError
 def test_the_sum_over_front_ends_is_bounded() -> None:
     slots = np.zeros(64, np.int64)
     one, two = Admission(slots, 0, 2, 1), Admission(slots, 1, 2, 1)
-    places = [one.enter(), two.enter(), two.enter()]
+    places = [*one.enter(), *two.enter(2)]
     assert slots[:2].tolist() == [1, 2]
     for admission in (one, two):
         with pytest.raises(APIError) as caught:
@@ -23,6 +23,18 @@ def test_the_sum_over_front_ends_is_bounded() -> None:
     places[1].leave()
     assert slots[:2].tolist() == [1, 1]
     one.enter()
+
+
+def test_several_places_are_all_or_none() -> None:
+    admission = Admission(np.zeros(64, np.int64), 0, 2, 2)
+    admission.enter(3)
+    with pytest.raises(APIError) as full:
+        admission.enter(2)
+    assert full.value.status == 503 and admission.accepted == 3
+    with pytest.raises(APIError) as never:
+        admission.enter(5)
+    assert (never.value.status, never.value.code) == (400, "too_many_answers")
+    admission.enter(1)
 
 
 def test_a_restarted_front_end_begins_at_zero() -> None:
@@ -36,7 +48,7 @@ def test_retry_after_follows_the_rate_of_ends(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("servelite.frontend.admission.time.monotonic", lambda: now[0])
     monkeypatch.setattr("servelite.frontend.admission.random.uniform", lambda low, high: low)
     admission = Admission(np.zeros(64, np.int64), 0, 1, 40)
-    for place in [admission.enter() for _ in range(10)]:
+    for place in admission.enter(10):
         place.leave()
         now[0] += 1.0  # one ends each second
     for _ in range(41):

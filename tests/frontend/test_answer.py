@@ -16,10 +16,10 @@ TEXT = "one two three four five"
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 async def test_a_stop_string_ends_the_answer(demo_model: Path, tmp_path: Path, at_once: int) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=90, stop=(" three", "zzz")))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=90, stop=(" three", "zzz")))
         number = (await engine.receive_add()).request
-        ids = service._tokenizer.encode(TEXT, add_special_tokens=False)
-        needed = len(service._tokenizer.encode("one two three", add_special_tokens=False))
+        ids = service.tokenizer.encode(TEXT, add_special_tokens=False)
+        needed = len(service.tokenizer.encode("one two three", add_special_tokens=False))
         for i in range(0, len(ids), at_once):
             engine.step((number, i, ids[i : i + at_once], NONE))
         text = ""
@@ -37,9 +37,9 @@ async def test_a_stop_string_ends_the_answer(demo_model: Path, tmp_path: Path, a
 
 async def test_what_was_held_back_comes_at_the_end(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=90, stop=("three five",)))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=90, stop=("three five",)))
         number = (await engine.receive_add()).request
-        ids = service._tokenizer.encode("one two three", add_special_tokens=False)
+        ids = service.tokenizer.encode("one two three", add_special_tokens=False)
         engine.step((number, 0, ids, NONE))
         assert await asyncio.wait_for(answer.next(), 5) == "one two "
         engine.step((number, len(ids), [], LENGTH))
@@ -50,7 +50,7 @@ async def test_what_was_held_back_comes_at_the_end(demo_model: Path, tmp_path: P
 async def test_a_stop_token_counts_and_is_no_text(demo_model: Path, tmp_path: Path) -> None:
     """Even one that is an ordinary token: what the model's files call an end is no text."""
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=90))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=90))
         number = (await engine.receive_add()).request
         engine.step((number, 0, [504, 505], STOP))
         assert await asyncio.wait_for(answer.next(), 5) == "The"
@@ -59,7 +59,7 @@ async def test_a_stop_token_counts_and_is_no_text(demo_model: Path, tmp_path: Pa
 
 async def test_control_tokens_in_the_middle_are_no_text(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=90, ignore_eos=True))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=90, ignore_eos=True))
         add = await engine.receive_add()
         assert add.sampling.stop_token_ids == ()
         engine.step((add.request, 0, [504, 2, 504], LENGTH))

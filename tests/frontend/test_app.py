@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from servelite.frontend import generation
 from servelite.frontend.app import make_app
 from servelite.frontend.errors import engine_dead
 from servelite.ipc.messages import RequestError
@@ -140,11 +139,8 @@ async def test_a_vanished_client_is_aborted(
         assert await engine.nothing_comes()
 
 
-async def test_a_long_wait_opens_the_stream_with_comments(
-    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generation, "OPEN_AFTER_S", 0.02)
-    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+async def test_a_long_wait_opens_the_stream_with_comments(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path, sse_keep_alive=0.02) as (service, engine):
         call = Call(make_app(service), CHAT, chat(stream=True))
         number = (await engine.receive_add()).request
         await asyncio.sleep(0.1)

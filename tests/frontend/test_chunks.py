@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from servelite.frontend.chunks import StreamTemplate, Usage, whole_answer
+from servelite.frontend.chunks import AnswerHead, Choice, StreamTemplate, Usage, whole_answer
 
 
 def template(chat: bool, include_usage: bool = False, model: str = 'a "model"') -> StreamTemplate:
-    return StreamTemplate(chat=chat, answer_id="id-1", created=5, model=model, include_usage=include_usage)
+    return StreamTemplate(AnswerHead(chat, "id-1", 5, model), include_usage=include_usage)
 
 
 def load(event: bytes) -> dict[str, Any]:
@@ -40,7 +40,12 @@ def test_chat_chunks_are_the_sdks() -> None:
     assert load(made.finish("length"))["choices"][0]["finish_reason"] == "length"
     last = load(made.usage(Usage(3, 4)))
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert last["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 def test_completion_chunks() -> None:
@@ -54,7 +59,6 @@ def test_completion_chunks() -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_whole_answers_are_the_sdks(chat: bool) -> None:
-    body = whole_answer(
-        chat=chat, answer_id="i", created=1, model="m", text="hé", finish_reason="stop", usage=Usage(1, 2)
-    )
+    choices = [Choice("hé", "stop", None, {}), Choice("b", "length", None, {})]
+    body = whole_answer(AnswerHead(chat, "i", 1, "m"), choices, Usage(1, 2))
     (ChatCompletion if chat else Completion).model_validate(json.loads(body), strict=True)

@@ -11,8 +11,10 @@ import pytest
 
 from servelite.frontend.engine_client import ContractMismatch, EngineClient
 from servelite.frontend.errors import APIError, shutting_down
+from servelite.frontend.protocol import RequestOptions
 from servelite.frontend.sampling import Sampling
-from servelite.ipc.messages import CONTRACT_VERSION, RequestError, Timings, unpack
+from servelite.frontend.writing import usage_of
+from servelite.ipc.messages import CONTRACT_VERSION, Add, RequestError, Timings, TokenLogprobs, pack, unpack
 from servelite.observability.metrics import Metrics
 from tests.frontend.fake_engine import EPOCH, ERROR, LENGTH, NONE, STOP, FakeEngine, service_and_engine
 
@@ -26,29 +28,30 @@ async def read(answer: Any) -> str:
 
 async def test_a_request_and_its_answer(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10, 11, 12], Sampling(temperature=0.5, seed=-1, max_tokens=9))
+        (answer,) = await service.complete([[10, 11, 12]], Sampling(temperature=0.5, seed=-1, max_tokens=9))
         add = await engine.receive_add()
         assert unpack(add.prompt).tolist() == [10, 11, 12]
         assert (add.seed, add.attempt, add.produced) == ((1 << 64) - 1, 0, b"")
         assert (add.sampling.max_tokens, add.sampling.temperature) == (9, 0.5)
-        assert add.sampling.stop_token_ids == service._tokenizer.eos_token_ids
-        ids = service._tokenizer.encode("Hello there, world", add_special_tokens=False)
+        assert add.sampling.stop_token_ids == service.tokenizer.eos_token_ids
+        ids = service.tokenizer.encode("Hello there, world", add_special_tokens=False)
         engine.step((add.request, 0, ids[:2], NONE))
         engine.step((add.request, 2, [*ids[2:], 2], STOP), timings={add.request: Timings(0.5, 0, 0)})
         assert await read(answer) == "Hello there, world"
         assert answer.finish_reason == "stop"
         assert answer.token_ids == [*ids, 2]
-        assert answer.usage.to_dict() == {
+        assert usage_of([answer]).to_dict() == {
             "prompt_tokens": 3,
             "completion_tokens": len(ids) + 1,
             "total_tokens": len(ids) + 4,
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
         assert b"servelite_request_queue_time_seconds_sum 0.5" in service.metrics.expose()
 
 
 async def test_repeated_and_late_tokens_are_dropped(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=9))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=9))
         number = (await engine.receive_add()).request
         engine.step((number, 0, [100, 101], NONE))
         engine.step((number, 0, [100, 101, 102], NONE))  # two known, one new
@@ -61,7 +64,7 @@ async def test_repeated_and_late_tokens_are_dropped(demo_model: Path, tmp_path: 
 
 async def test_a_resume_carries_what_was_produced(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=9))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=9))
         first = await engine.receive_add()
         engine.step((first.request, 0, [100, 101], NONE))
         await answer.next()
@@ -79,7 +82,7 @@ async def test_lost_tokens_end_the_reader(demo_model: Path, tmp_path: Path) -> N
     try:
         await engine.greet()
         await client.ready()
-        record = client.submit([1], Sampling().params(5, ()), 1, _place())
+        record = client.submit(Add(1, pack([1]), Sampling().params(5, ()), seed=1), _place())
         engine.step(((await engine.receive_add()).request, 1, [100], NONE))
         with pytest.raises(ValueError, match="tokens 0 to 0 are missing"):
             await asyncio.wait_for(reader, 5)
@@ -91,12 +94,12 @@ async def test_lost_tokens_end_the_reader(demo_model: Path, tmp_path: Path) -> N
 def _place() -> Any:
     from servelite.frontend.admission import Admission
 
-    return Admission(np.zeros(64, np.int64), 0, 4, 4).enter()
+    return Admission(np.zeros(64, np.int64), 0, 4, 4).enter()[0]
 
 
 async def test_the_engines_refusal_has_its_status(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=9))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=9))
         number = (await engine.receive_add()).request
         engine.step((number, 0, [], ERROR), errors={number: RequestError(503, "queue_full", "too many")})
         with pytest.raises(APIError) as caught:
@@ -108,7 +111,7 @@ async def test_the_engines_refusal_has_its_status(demo_model: Path, tmp_path: Pa
 
 async def test_tokens_before_an_error_are_delivered(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=9))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=9))
         number = (await engine.receive_add()).request
         engine.step(
             (number, 0, [504], NONE), (number, 1, [], ERROR), errors={number: RequestError(500, "x", "y")}
@@ -123,23 +126,23 @@ async def test_places_come_back(demo_model: Path, tmp_path: Path) -> None:
         service,
         engine,
     ):
-        one = await service.complete([10], Sampling(max_tokens=9))
-        two = await service.complete([10], Sampling(max_tokens=9))
+        (one,) = await service.complete([[10]], Sampling(max_tokens=9))
+        (two,) = await service.complete([[10]], Sampling(max_tokens=9))
         with pytest.raises(APIError) as caught:
-            await service.complete([10], Sampling(max_tokens=9))
+            await service.complete([[10]], Sampling(max_tokens=9))
         assert caught.value.code == "queue_full"
         numbers = [(await engine.receive_add()).request for _ in range(2)]
         engine.step((numbers[0], 0, [5], LENGTH))  # the end of the engine's work frees it, read or not
         await asyncio.sleep(0.05)
-        three = await service.complete([10], Sampling(max_tokens=9))
+        (three,) = await service.complete([[10]], Sampling(max_tokens=9))
         await engine.receive_add()
         two.close()
         assert await engine.receive_abort() == [numbers[1]]
         with pytest.raises(APIError):  # refused for its prompt: no place is kept
-            await service.complete([1 << 20], Sampling(max_tokens=9))
+            await service.complete([[1 << 20]], Sampling(max_tokens=9))
         with pytest.raises(APIError):
-            await service.complete([1] * 510, Sampling(max_tokens=9))
-        four = await service.complete([10], Sampling(max_tokens=9))
+            await service.complete([[1] * 510], Sampling(max_tokens=9))
+        (four,) = await service.complete([[10]], Sampling(max_tokens=9))
         for answer in (one, three, four):
             answer.close()
         assert service._admission.accepted == 0
@@ -147,7 +150,7 @@ async def test_places_come_back(demo_model: Path, tmp_path: Path) -> None:
 
 async def test_closing_twice_aborts_once(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=9))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=9))
         number = (await engine.receive_add()).request
         answer.close()
         answer.close()
@@ -157,7 +160,7 @@ async def test_closing_twice_aborts_once(demo_model: Path, tmp_path: Path) -> No
 
 async def test_all_can_be_failed_at_once(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answers = [await service.complete([10], Sampling(max_tokens=9)) for _ in range(3)]
+        answers = [(await service.complete([[10]], Sampling(max_tokens=9)))[0] for _ in range(3)]
         for _ in answers:
             await engine.receive_add()
         assert service.engine.fail_all(shutting_down()) == 3
@@ -180,7 +183,7 @@ async def test_another_contract_is_refused(tmp_path: Path) -> None:
 
 async def test_a_slow_consumer_gets_everything_merged(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        answer = await service.complete([10], Sampling(max_tokens=90))
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=90))
         number = (await engine.receive_add()).request
         for i in range(50):
             engine.step((number, i, [100 + i], LENGTH if i == 49 else NONE))
@@ -189,3 +192,16 @@ async def test_a_slow_consumer_gets_everything_merged(demo_model: Path, tmp_path
         await answer.next()
         assert answer.finish_reason == "length"
         assert answer.token_ids == list(range(100, 150))
+
+
+async def test_logprobs_of_a_prompts_chunks_come_without_tokens(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        options = RequestOptions(prompt_logprobs=0)
+        (answer,) = await service.complete([[10, 11, 12, 13]], Sampling(max_tokens=1), options)
+        number = (await engine.receive_add()).request
+        for first, values in ((1, [-1.0, -2.0]), (3, [-3.0])):
+            part = TokenLogprobs(first, 0, np.array(values, "<f4").tobytes(), b"", b"")
+            engine.step(prompt_logprobs={number: part})
+        engine.step((number, 0, [100], LENGTH))
+        await read(answer)
+        assert answer.record.prompt_logprobs.chosen == [-1.0, -2.0, -3.0]

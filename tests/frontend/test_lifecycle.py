@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from servelite.frontend import lifecycle as module
 from servelite.frontend.errors import APIError
 from servelite.frontend.lifecycle import Lifecycle
 
@@ -55,3 +56,36 @@ def test_a_refusal_that_is_raised_often_holds_no_frames() -> None:
                 trace, depth = trace.tb_next, depth + 1
             depths.append(depth)
     assert len(set(depths)) == 1
+
+
+async def never() -> bytes:
+    await asyncio.sleep(60)
+    return b""
+
+
+async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BODY_S", 0.05)
+    lifecycle = Lifecycle()
+    lifecycle.serve()
+    with pytest.raises(APIError) as caught:
+        await asyncio.wait_for(lifecycle.arrival(never()), 5)
+    assert (caught.value.status, caught.value.code) == (408, "request_timeout")
+    assert ("connection", "close") in caught.value.headers
+    assert await lifecycle.arrival(asyncio.sleep(0, b"x")) == b"x"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_bodies_that_have_not_come_do_not_keep_a_drain_waiting(lost: bool) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.serve()
+    waiting = [asyncio.create_task(lifecycle.arrival(never())) for _ in range(3)]
+    await asyncio.sleep(0)
+    lifecycle.retire()
+    await asyncio.sleep(0.02)
+    assert not any(task.done() for task in waiting)  # requests are still taken
+    lifecycle.lose_engine("x") if lost else lifecycle.refuse()
+    lifecycle.refuse()  # twice, as when a second signal comes
+    for task in waiting:
+        with pytest.raises(APIError) as caught:
+            await asyncio.wait_for(task, 5)
+        assert caught.value.status == 503

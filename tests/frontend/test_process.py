@@ -12,7 +12,7 @@ def test_neither_torch_nor_transformers_is_loaded(demo_model: Path) -> None:
     code = (
         "import sys\n"
         "import servelite.frontend.__main__, servelite.frontend.process as p\n"
-        f"tokenizer = p.load_tokenizer(p.open_model_files({str(demo_model)!r}))\n"
+        f"tokenizer = p.read_metadata(p.Settings(model={str(demo_model)!r})).tokenizer\n"
         "assert tokenizer.clone().encode('x', add_special_tokens=True)\n"
         "print([m for m in ('torch', 'transformers', 'pandas', 'scipy') if m in sys.modules])"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 from servelite.frontend.errors import APIError
 from servelite.frontend.fields import field_table
-from servelite.frontend.protocol import CHAT_FIELDS, COMPLETION_FIELDS, read_chat, read_completion
+from servelite.frontend.protocol import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    AnswerForm,
+    BodyRules,
+    RequestOptions,
+    TemplateOptions,
+    read_chat,
+    read_completion,
+)
 from servelite.frontend.sampling import Sampling
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -33,8 +43,9 @@ def refusal(body: Any, read: Any = read_chat) -> APIError:
 
 def test_defaults_are_openais() -> None:
     request = read_chat(chat())
-    assert request.sampling == Sampling(1.0, 1.0, 0, None, (), False, None)
-    assert not request.stream and not request.include_usage
+    assert request.sampling == Sampling()
+    assert request.options == RequestOptions() and request.form == AnswerForm()
+    assert request.template == TemplateOptions()
     assert read_completion(completion()).sampling.max_tokens == 16
 
 
@@ -71,13 +82,29 @@ def test_null_means_absent_in_every_field() -> None:
         ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         ({"stream": True, "stream_options": []}, "stream_options"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
         ({"n": True}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"logit_bias": {"50": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": {"50": 101}}, "logit_bias.50"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"deadline_ms": 0}, "deadline_ms"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": json.loads("[" * 40 + "]" * 40)}}, "chat_template_kwargs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -122,12 +149,13 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [1, True]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
-        ({"echo": True}, "echo"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"echo": 1}, "echo"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 1025}, "logprobs"),
         ({"messages": MESSAGES}, "messages"),
     ],
 )
@@ -137,10 +165,17 @@ def test_a_bad_completion_field_is_named(fields: dict[str, Any], param: str) -> 
 
 @pytest.mark.parametrize(
     ("prompt", "read"),
-    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ("", "")],
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        (["a", [3]], ["a", [3]]),
+        ("", [""]),
+    ],
 )
 def test_prompts(prompt: Any, read: Any) -> None:
-    assert read_completion(completion(prompt=prompt)).prompt == read
+    assert read_completion(completion(prompt=prompt)).prompts == read
 
 
 @pytest.mark.parametrize(
@@ -224,11 +259,28 @@ def test_every_field_says_what_it_means() -> None:
         assert field_table(fields).count("\n") == len(fields) + 2
 
 
-def test_seeds_have_64_bits() -> None:
-    assert Sampling(seed=-1).seed_bits() == (1 << 64) - 1
-    assert Sampling(seed=5).seed_bits() == 5
-    drawn = {Sampling().seed_bits() for _ in range(20)}
-    assert len(drawn) == 20 and all(0 <= seed < 1 << 64 for seed in drawn)
+def test_a_models_defaults_replace_the_declared_ones() -> None:
+    rules = BodyRules({"temperature": 0.6, "top_k": 20})
+    sampling = read_chat(chat(top_k=5, temperature=None), rules).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 5, 1.0)
+
+
+def test_unknown_fields_may_be_passed_over() -> None:
+    seen: list[str] = []
+    assert read_chat(chat(odd=1), BodyRules(unknown=seen.append)) == read_chat(chat())
+    assert seen == ["odd"]
+
+
+def test_echo_asks_for_the_prompts_logprobs() -> None:
+    options = read_completion(completion(echo=True, logprobs=2)).options
+    assert (options.logprobs, options.prompt_logprobs) == (2, 2)
+    options = read_completion(completion(echo=True)).options
+    assert (options.logprobs, options.prompt_logprobs) == (-1, -1)
+
+
+def test_a_chat_is_continued_without_a_new_opening() -> None:
+    assert read_chat(chat(continue_final_message=True)).template == TemplateOptions(False, True)
+    assert read_chat(chat(add_generation_prompt=False)).template == TemplateOptions(False, False)
 
 
 def test_params_for_the_engine() -> None:
@@ -236,3 +288,18 @@ def test_params_for_the_engine() -> None:
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.5, 0.9, 0)
     assert params.stop_token_ids == (2, 3)
     assert Sampling(ignore_eos=True).params(7, (2,)).stop_token_ids == ()
+    assert Sampling(ignore_eos=True, stop_token_ids=(9,)).params(7, (2,)).stop_token_ids == (9,)
+    assert Sampling(stop_token_ids=(9, 2)).params(7, (2,)).stop_token_ids == (2, 9)
+    with pytest.raises(APIError, match="min_tokens"):
+        Sampling(min_tokens=8).params(7, (2,))
+
+
+def test_token_ids_outside_the_vocabulary_are_named() -> None:
+    for name, sampling in (
+        ("logit_bias", Sampling(logit_bias=((100, 1.0),))),
+        ("allowed_token_ids", Sampling(allowed_token_ids=(99, 100))),
+        ("stop_token_ids", Sampling(stop_token_ids=(100,))),
+    ):
+        sampling.check_tokens(101)
+        with pytest.raises(APIError, match=f"{name} has 100; token IDs go from 0 to 99"):
+            sampling.check_tokens(100)

@@ -81,6 +81,76 @@ def test_completions_streaming(client: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
 
 
+def test_several_answers_and_prompts(client: openai.OpenAI) -> None:
+    """`n` with one seed: different answers, the same ones again."""
+    prompts = ["Once upon a time", [504, 505]]
+    texts = []
+    for _ in range(2):
+        answer = client.completions.create(model="demo", prompt=prompts, n=4, seed=3, max_tokens=12)
+        assert [choice.index for choice in answer.choices] == list(range(8))
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 4 + 2 and answer.usage.completion_tokens <= 8 * 12
+        texts.append([choice.text for choice in answer.choices])
+    assert texts[0] == texts[1]
+    assert len(set(texts[0][:4])) == len(set(texts[0][4:])) == 4
+
+
+def test_logprobs_plain_and_streaming(client: openai.OpenAI) -> None:
+    options = {"model": "demo", "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    plain = client.chat.completions.create(**options).choices[0].logprobs
+    assert plain is not None and plain.content is not None
+    said = plain.content[:-1]  # less the stop token
+    assert b"".join(bytes(entry.bytes or []) for entry in said).decode() == ANSWER
+    for entry in said:
+        assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob) and entry.logprob <= 0
+        assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
+    chunks = client.chat.completions.create(**options, stream=True)
+    streamed = [c.choices[0].logprobs.content or [] for c in chunks if c.choices[0].logprobs]
+    told = [entry for part in streamed for entry in part]
+    assert [entry.token for entry in told] == [entry.token for entry in plain.content]
+    assert [entry.logprob for entry in told] == pytest.approx(
+        [entry.logprob for entry in plain.content], abs=1e-4
+    )
+
+
+def test_an_echoed_prompt_is_scored_as_its_continuation_was(client: openai.OpenAI) -> None:
+    """The logprobs of a greedy answer's tokens are those the same tokens get as a prompt."""
+    options = {"model": "demo", "temperature": 0, "logprobs": 0}
+    answer = client.completions.create(**options, prompt="The capital of France is", max_tokens=6)
+    made = answer.choices[0]
+    whole = "The capital of France is" + made.text
+    echoed = client.completions.create(**options, prompt=whole, max_tokens=1, echo=True).choices[0]
+    assert made.logprobs is not None and echoed.logprobs is not None
+    assert echoed.text.startswith(whole)
+    assert echoed.logprobs.token_logprobs is not None and echoed.logprobs.token_logprobs[0] is None
+    assert echoed.logprobs.tokens is not None and made.logprobs.tokens is not None
+    at = len(echoed.logprobs.tokens) - 1 - len(made.logprobs.tokens)
+    assert echoed.logprobs.tokens[at:-1] == made.logprobs.tokens
+    scores = echoed.logprobs.token_logprobs[at:-1]
+    assert scores == pytest.approx(made.logprobs.token_logprobs, abs=1e-3)
+
+
+def test_a_prefix_is_found_again(client: openai.OpenAI) -> None:
+    body = {"model": "demo", "messages": QUESTION, "temperature": 0, "extra_body": {"cache_salt": "sdk"}}
+    cached = []
+    for _ in range(2):
+        usage = client.chat.completions.create(**body).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached == [0, 32]
+
+
+def test_forced_and_forbidden_tokens(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": "The capital of France is", "temperature": 0, "max_tokens": 4}
+    plain = client.completions.create(**ask, extra_body={"return_token_ids": True}).choices[0]
+    assert plain.text.startswith(" Paris") and plain.model_extra is not None
+    paris = str(plain.model_extra["token_ids"][0])
+    for fields in ({"bad_words": ["Paris"]}, {"logit_bias": {paris: -100}}):
+        assert "Paris" not in client.completions.create(**ask, extra_body=fields).choices[0].text
+    only = client.completions.create(**ask, extra_body={"allowed_token_ids": [504]})
+    assert only.choices[0].text == "TheTheTheThe"
+
+
 def test_the_answer_can_be_sent_back(client: openai.OpenAI) -> None:
     """An assistant message as the SDK dumps it, its empty fields included, is a valid message."""
     first = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)

@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 
 from servelite.ipc.lifeline import Lifeline
 from servelite.ipc.messages import Boot, ChildFailed, ChildReady, Stop
@@ -29,6 +30,8 @@ def main() -> int:
             os.fstat(int(str(boot.settings["fd"])))  # raises unless it was inherited
             own_group = os.getpgid(0) == os.getpid()
             lifeline.send(ChildReady((("own group", float(own_group)), ("folder", float("" in sys.path)))))
+        case "load":
+            time.sleep(60)  # deaf to Stop, as imports are
         case "serve":
             lifeline.send(ChildReady())
             while not isinstance(lifeline.recv(), Stop | None):

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from servelite.config import Settings
+from servelite.ipc.messages import Boot
 from servelite.ipc.process import ExitCode
+from servelite.launcher import supervisor
+from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, url_of
 from servelite.launcher.runtime_dir import runtime_folder
 from servelite.launcher.signals import SignalPipe
-from servelite.launcher.start import find_model
+from servelite.launcher.start import check_model, find_model
 
 
 def test_a_free_port_is_found_and_told() -> None:
@@ -51,7 +57,7 @@ def test_a_port_in_use_is_refused() -> None:
             open_listener("127.0.0.1", port)
 
 
-def test_the_folder_is_private_and_goes(tmp_path: Path) -> None:
+def test_a_private_folder(tmp_path: Path) -> None:
     parent = tmp_path / "a" / "b"
     with runtime_folder(str(parent)) as folder:
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
@@ -67,6 +73,51 @@ def test_a_parent_that_was_there_stays(tmp_path: Path) -> None:
     with runtime_folder(str(tmp_path)):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_launcher_left_is_removed(tmp_path: Path) -> None:
+    with runtime_folder(str(tmp_path)) as alive:
+        left = Path(shutil.copytree(alive, tmp_path / "servelite-left"))  # its lock is held by nobody
+        foreign = tmp_path / "servelite-foreign"
+        foreign.mkdir()
+        with runtime_folder(str(tmp_path)) as second:
+            assert sorted(tmp_path.iterdir()) == sorted(map(Path, (alive, foreign, second)))
+        assert not left.exists() and os.path.isdir(alive)
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_parents_that_were_made_go_even_when_the_start_fails(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="100 bytes"), runtime_folder(str(tmp_path / "a" / ("x" * 99))):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with tempfile.TemporaryDirectory() as short:
+        with pytest.raises(ZeroDivisionError), runtime_folder(f"{short}/a/b/c"):
+            Path(short, "a", "kept").touch()
+            raise ZeroDivisionError
+        assert [entry.name for entry in Path(short, "a").iterdir()] == ["kept"]
+
+
+def test_a_damaged_model_is_told_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF and then nonsense")
+    with pytest.raises(LaunchError, match=r"bad\.gguf") as caught:
+        check_model(Settings(model=str(tmp_path / "bad.gguf")))
+    assert caught.value.exit_code is ExitCode.MODEL
+
+
+def test_a_child_that_fails_at_the_start_does_not_wait_for_the_other(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def child(do: str) -> Child:
+        boot = Boot({"do": do}, index=0, epoch=0, engine_address="", progress_fd=-1)
+        return Child.start(do, "tests.launcher.child_program", boot, ())
+
+    monkeypatch.setattr(supervisor, "start_engine", lambda boot: child("load"))
+    monkeypatch.setattr(supervisor, "start_front_end", lambda *_: child("fail"))
+    started = time.monotonic()
+    with SignalPipe() as signals, open_listener("127.0.0.1", 0) as listener:
+        assert supervisor.Supervisor(Settings(), signals, listener, started).run("unused") == 3
+    assert time.monotonic() - started < 4  # less than what Stop gives a child to end
+    assert capfd.readouterr().err == "servelite: the fail failed: SomeError: it broke (mend it)\n"
 
 
 def test_the_folder_goes_after_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 
@@ -220,3 +221,45 @@ def test_no_text_of_users_changes_the_templates_control_tokens(texts: list[str])
     body = "".join(texts)
     assert rendered.text == f"<s>{body}</s>"
     assert rendered.controls == [(0, 3), (3 + len(body), 7 + len(body))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+        "{% for a in range(100000) %}{% set x = 'x' * 100000 %}{{ x }}{% endfor %}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ ([0] * 100000) * 100000 }}",
+        "{{ '%99999d' % 1 }}",
+        "{{ '%*d' % (99999, 1) }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    ],
+)
+def test_a_template_without_end_is_stopped(source: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(TemplateRefusal):
+        template(source).render([{"role": "user", "content": "hi"}])
+    assert time.monotonic() - started < 20
+
+
+def test_loops_do_what_they_did() -> None:
+    source = (
+        "{% for m in messages recursive %}{{ loop.index }}{{ m.content }}{% if loop.last %}!{% endif %}"
+        "{% else %}none{% endfor %}{{ '%03d' % 7 }}{{ 'ab' * 2 }}{{ 2 ** 5 }}"
+    )
+    made = template(source)
+    assert made.render([{"content": "a"}, {"content": "b"}]).text == "1a2b!007abab32"
+
+
+def test_a_final_message_is_left_open() -> None:
+    made = template("{% for m in messages %}<s>{{ m.role }}:{{ m.content | trim }}</s>{% endfor %}")
+    messages = [
+        {"role": "user", "content": "say <|im_end|>"},
+        {"role": "assistant", "content": "e, <|im"},
+    ]
+    rendered = made.render(messages, continue_final_message=True, add_generation_prompt=False)
+    assert rendered.text == "<s>user:say <|im_end|></s><s>assistant:e, <|im"
+    assert [rendered.text[a:b] for a, b in rendered.controls] == ["<s>", "</s>", "<s>"]
+    with pytest.raises(TemplateRefusal, match="to be continued"):
+        template("{{ messages[0].content }}").render(messages, continue_final_message=True)

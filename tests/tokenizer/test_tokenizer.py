@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from servelite.tokenizer.model_files import ModelFileError, open_model_files
@@ -244,3 +244,31 @@ def test_without_a_tokenizer_json_transformers_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"no tokenizer\.json, and transformers") as caught:
         load_tokenizer(open_model_files(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@given(text=st.one_of(st.text(max_size=200), st.sampled_from(TEXTS)))
+def test_a_text_is_never_larger_than_its_tokens_may_be(tokenizer: Tokenizer, text: str) -> None:
+    most = tokenizer.most_bytes(len(tokenizer.encode(text, add_special_tokens=False)))
+    assert len(text.encode()) <= (most or 0)
+
+
+def test_the_bound_on_a_texts_size_is_a_token_of_the_vocabulary(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    assert tokenizer.most_bytes(1000) == 1000 * max(map(len, map(tokenizer.token_bytes, range(49152))))
+    spaces = load_tokenizer(open_model_files(save(tmp_path / "spm", sentencepiece())))
+    assert spaces.most_bytes(2) == 2 * len("<unk>")
+
+
+@pytest.mark.parametrize("loss", ["strip", "collapse", "split", "unknown"])
+def test_a_tokenizer_that_drops_text_has_no_such_bound(tmp_path: Path, loss: str) -> None:
+    backend = sentencepiece()
+    if loss == "strip":
+        backend.normalizer = normalizers.Strip()
+    elif loss == "collapse":
+        backend.normalizer = normalizers.Replace("  ", " ")
+    elif loss == "split":
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        backend.model = models.BPE(
+            vocab=backend.get_vocab(with_added_tokens=False), merges=[], unk_token="<unk>", fuse_unk=True
+        )
+    assert load_tokenizer(open_model_files(save(tmp_path / "m", backend))).most_bytes(1000) is None

