@@ -89,7 +89,10 @@ class Tokenizer:
 
     def most_bytes(self, num_tokens: int) -> int | None:
         """A text of more bytes cannot be `num_tokens` tokens or fewer; None: there is no such bound,
-        because a step may drop text, or one unknown token stand for much of it."""
+        because a step may drop text, or one unknown token stand for much of it.
+
+        Bytes that the vocabulary has no token for vanish, and count here all the same.
+        """
         if self._bytes_per_token < 0:
             longest = max((len(self.token_bytes(index)) for index in range(self.vocab_size)), default=0)
             self._bytes_per_token = longest if keeps_every_byte(self._backend) else 0
