@@ -15,6 +15,10 @@ __all__ = ["LLM", "__version__"]
 def __getattr__(name: str) -> Any:
     """Import `LLM` on first use: `import servelite` alone costs nothing."""
     if name == "LLM":
+        from servelite.platform_check import platform_refusal
+
+        if refusal := platform_refusal():
+            raise ImportError(refusal)
         from servelite.llm import LLM
 
         return LLM

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 # Before torch is imported by anything: two threads that do not spin, as the servers' children have.
@@ -29,10 +28,10 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 TEST_ALL = os.environ.get(skips.VARIABLE, "") not in ("", "0")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    root = Path(os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()))
-    run = leftovers.Run(root)
-    run.enter()
+    run = leftovers.Run()
+    run.enter(config)
     config.pluginmanager.register(leftovers.LeftoverCheck(run), "servelite-leftovers")
     if TEST_ALL:
         allowed = skips.read_allowed(Path(__file__).with_name("allowed_skips.txt"))

@@ -46,23 +46,23 @@ class Traces:
 class Run:
     """One run of the tests: its mark in the environment and its temporary folders.
 
-    Args:
-        root: the folder to make the run's own temporary folder in.
+    Their paths are short whatever TMPDIR is, since that of a socket may have 107 bytes.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self) -> None:
         self.mark = f"{os.getpid()}-{secrets.token_hex(4)}"
-        # A short name: a socket's path has 107 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="slt-", dir=root))
-        self.pytest_folder = self.folder  # until the first test tells the real one
+        self.root = Path(tempfile.mkdtemp(prefix="slt-", dir="/tmp"))
+        self.folder = self.root / "tmp"
+        self.folder.mkdir()
 
-    def enter(self) -> None:
-        """Mark this process's environment and move its temporary files, and its children's."""
+    def enter(self, config: pytest.Config) -> None:
+        """Mark this process's environment and move its temporary files, its children's and pytest's."""
         os.environ[VARIABLE] = self.mark
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.folder)
+        config.option.basetemp = config.option.basetemp or str(self.root / "t")
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def traces(self) -> Traces:
         return Traces(
@@ -84,10 +84,9 @@ class Run:
 
     def _sockets(self) -> Iterator[str]:
         """Bound sockets with a path of this run, also those of this very process."""
-        ours = (f"{self.folder}/", f"{self.pytest_folder}/")
         for line in _read("/proc/net/unix").decode(errors="replace").splitlines()[1:]:
             path = line.split(maxsplit=7)[7:]
-            if path and path[0].startswith(ours):
+            if path and path[0].startswith(f"{self.root}/"):
                 yield path[0]
 
 
@@ -152,8 +151,7 @@ class LeftoverCheck:
         self._before = run.traces()
 
     @pytest.fixture(autouse=True)
-    def _nothing_left_behind(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        self.run.pytest_folder = tmp_path_factory.getbasetemp()
+    def _nothing_left_behind(self) -> Iterator[None]:
         # Function scope: what wider fixtures start is there already and not this test's.
         before = self.run.traces()
         yield

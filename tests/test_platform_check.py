@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import servelite
+from servelite.cli import main
 from servelite.platform_check import platform_refusal
 
 
@@ -23,3 +25,13 @@ def test_elsewhere_is_one_line_that_names_both(system: str, machine: str) -> Non
 
 def test_here_it_runs() -> None:
     assert platform_refusal() is None
+
+
+def test_command_and_library_refuse_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert main(["--version"]) != 0
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(ImportError, match="darwin"):
+        servelite.LLM  # noqa: B018

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 import servelite
+from servelite.ipc.process import ExitCode
+from servelite.platform_check import platform_refusal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `servelite` command; returns the exit code."""
-    if sys.platform != "linux":
-        print(f"servelite: runs on Linux only, not on {sys.platform}", file=sys.stderr)
-        return 2
+    if refusal := platform_refusal():
+        print(refusal, file=sys.stderr)
+        return ExitCode.SETTING
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments in (["--version"], ["-V"]):  # before any command is imported
         print(f"servelite {servelite.__version__}")
