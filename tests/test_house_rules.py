@@ -115,4 +115,4 @@ def test_a_long_function_is_found() -> None:
 
 def test_planted_marks_are_found() -> None:
     assert UNFINISHED.search("# TODO: later") and not UNFINISHED.search("HACKNEY and NotImplemented")
-    assert MACHINE_PATH.search("/work/x") and not MACHINE_PATH.search("/workers/x")
+    assert MACHINE_PATH.search("/home/someone/x") and not MACHINE_PATH.search("/homes/x")

@@ -16,7 +16,7 @@ from servelite.config import Settings
 from tests.engine_harness import Harness
 from tests.ties import Draw, Pair, compare_tokens, model_scorer
 
-COUNT, TOKENS = 16, 20
+COUNT, TOKENS = 16, 16
 SUBJECTS = ["rain", "a lighthouse", "prime numbers", "bread", "the moon", "a lost dog", "rivers", "chess"]
 
 

@@ -191,6 +191,7 @@ def test_a_nucleus_wider_than_the_first_look_is_exact() -> None:
         assert sampler_oracle.draw(line, row)[0] == token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "kept"),
     [
