@@ -52,7 +52,7 @@ def test_blocks_come_back(server: Server, stream: bool) -> None:
         assert time.monotonic() < gone + 10, now
         time.sleep(0.01)
     assert now["servelite_engine_steps_total"] - steps <= DEPTH + 1
-    assert time.monotonic() - gone < (DEPTH + 1) * STEP_MS / 1000 + 0.5
+    assert time.monotonic() - gone < 5 * (DEPTH + 1) * STEP_MS / 1000
     assert now["servelite_num_requests_running"] == 0
     assert now["servelite_requests_aborted_total"] >= 1
 

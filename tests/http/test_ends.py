@@ -72,7 +72,7 @@ def test_a_signal_ends_an_idle_server(server: Server, tmp_path: Path, number: in
     started = time.monotonic()
     server.signal(number)
     assert server.wait() == ExitCode.OK
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert gone(children, 0.5) and nothing_left(server, tmp_path)
     first, last = server.errors().splitlines()
     assert first.startswith("servelite: draining: 0 answers in flight, up to 20 s; a second signal")
@@ -119,7 +119,7 @@ def test_a_second_signal_ends_it_at_once(server: Server, tmp_path: Path) -> None
         server.signal(signal.SIGINT)
         assert b'"code":"server_shutting_down"' in stream.read()
         assert server.wait() == ExitCode.OK
-        assert time.monotonic() - started < 1.2
+        assert time.monotonic() - started < 6  # about 1 where nothing else runs
     first, last = server.errors().splitlines()
     assert "draining: 1 answers in flight" in first and last == "servelite: drained: 1 answers were cut"
     assert gone(children, 0.5) and nothing_left(server, tmp_path)
@@ -146,7 +146,7 @@ def test_a_second_signal_does_not_wait_for_a_client_that_does_not_read(
         started = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.wait() == ExitCode.OK
-        assert time.monotonic() - started < 1.5 and gone(children, 0.5)
+        assert time.monotonic() - started < 6 and gone(children, 0.5)
         assert server.errors().splitlines()[-1].startswith("servelite: drained: time is over")
 
 
@@ -186,7 +186,7 @@ def test_bodies_that_never_come_do_not_hold_up_the_end(server: Server) -> None:
         for sock in sockets:
             assert sock.recv(4096).startswith(b"HTTP/1.1 503 ")
         assert server.wait() == ExitCode.OK
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 12
     finally:
         for sock in sockets:
             sock.close()

@@ -29,7 +29,7 @@ def test_the_queue_is_bounded(tmp_path: Path, demo_model: Path) -> None:
             started = time.monotonic()
             connection.request("POST", "/v1/completions", body)
             answer = connection.getresponse()
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 5
             assert answer.status == 503 and 1 <= int(answer.headers["retry-after"]) <= 90
             assert json.load(answer)["error"]["code"] == "queue_full"
             connection.close()

@@ -131,18 +131,18 @@ def test_a_silent_stream_gets_comments(tmp_path: Path, demo_model: Path) -> None
 
 
 def test_a_drain_may_begin_later(tmp_path: Path, demo_model: Path) -> None:
-    with running_server(tmp_path, *SIMULATED, "--drain-delay", "1.5") as server:
-        with open_stream(server, 1000) as stream:
+    with running_server(tmp_path, *SIMULATED, "--drain-delay", "2.5") as server:
+        with open_stream(server, 2000) as stream:  # it outlasts the delay
             server.signal(signal.SIGTERM)
             started = time.monotonic()
             while server.get("/health/ready")[0] == 200:
-                assert time.monotonic() - started < 1
+                assert time.monotonic() - started < 2
             body = {"model": "demo", "prompt": "x", "max_tokens": 1}
             assert server.post("/v1/completions", body)[0] == 200  # a balancer has not noticed yet
             while (answer := server.post("/v1/completions", body))[0] == 200:
-                assert time.monotonic() - started < 5
+                assert time.monotonic() - started < 20
                 time.sleep(0.05)
-            assert time.monotonic() - started > 1
+            assert time.monotonic() - started > 2
             assert answer[1]["error"]["code"] == "server_shutting_down"
             assert stream.read().endswith(b"data: [DONE]\n\n")
         assert server.wait() == ExitCode.OK
