@@ -91,6 +91,8 @@ class EngineCore:
             step = self._in_flight.popleft()
             last = step.plan.step
             wait([step.sampled])
+            if (later := step.sampled.exception()) is not None:
+                log.error("step %d, after it: %s", last, later)
         self._scheduler.void_steps(failed.plan.step)
         self._progress.complete_step(last)
 

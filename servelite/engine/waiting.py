@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 
 from servelite.engine.request import Request
 
@@ -23,9 +22,6 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._live)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._live.values()))
 
     def push(self, request: Request) -> None:
         """Add a request; its key must not be in the queue."""

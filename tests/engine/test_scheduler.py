@@ -354,3 +354,26 @@ def test_prompt_logprobs_ask_for_logits_of_every_chunk_and_skip_the_cache() -> N
     assert harness.scheduler.requests.totals.prefix_hits == 0
     harness.assert_empty()
     harness.close()
+
+
+def test_an_error_of_a_step_after_a_failed_one_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    request = {"prompt": prompt(20), "max_tokens": 12, "seed": 1}
+    expected = alone(request)
+    harness = simulated(async_depth=3)
+    number = harness.add(**request)
+    runner = harness.executor._runner
+    forward = runner.forward
+
+    def failing(plan: Plan) -> None:
+        forward(plan)
+        if plan.step == 3:
+            raise StepFailedError("a fault of the test's")
+        if plan.step == 4:
+            raise ValueError("what came of it")
+
+    runner.forward = failing  # type: ignore[method-assign]
+    harness.drain()
+    assert harness.answers[number].tokens == expected
+    assert "what came of it" in caplog.text
+    harness.assert_empty()
+    harness.close()
