@@ -67,7 +67,9 @@ class CPUModelRunner:
         clock.mark("open model")
         model = load_model(files, choose_kernels("cpu"))
         clock.mark("load weights")
-        block_bytes = model.kv_groups[0].block_bytes(settings.block_size)  # equal in all groups
+        block_bytes = model.kv_groups[0].block_bytes(
+            settings.block_size, torch.float32
+        )  # equal in all groups
         windows = tuple(spec.window for spec in model.kv_groups)
         size = size_pool(settings, files.max_model_len, block_bytes, available_memory(), windows)
         _warm_up(model, settings.block_size)
@@ -78,8 +80,7 @@ class CPUModelRunner:
             max_model_len=size.max_model_len,
             vocab_size=model.vocab_size,
             kv_groups=tuple(
-                KVGroup(spec.kind, spec.layers, spec.block_bytes(settings.block_size), spec.window)
-                for spec in model.kv_groups
+                KVGroup(spec.kind, spec.layers, block_bytes, spec.window) for spec in model.kv_groups
             ),
             dtype="float32",
             device="cpu",

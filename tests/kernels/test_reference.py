@@ -163,7 +163,7 @@ def test_the_pools_blocks_have_the_bytes_they_are_said_to_have() -> None:
     spec = KVGroupSpec("full", (0, 1, 2), KV_HEADS, DIM)
     pool = KVPool((spec,), 5, BLOCK)
     held = sum(t.numel() * t.element_size() for layer in pool.layers for t in (layer.keys, layer.values))
-    assert held == 5 * spec.block_bytes(BLOCK)
+    assert held == 5 * spec.block_bytes(BLOCK, torch.float32)
 
 
 def test_one_pool_of_block_ids_serves_all_groups() -> None:
@@ -175,7 +175,7 @@ def test_one_pool_of_block_ids_serves_all_groups() -> None:
     pool.layers[3].values[2] = 7
     assert (
         sorted(pool.layers[0].keys.untyped_storage().nbytes() for _ in specs)
-        == [3 * specs[0].block_bytes(BLOCK)] * 2
+        == [3 * specs[0].block_bytes(BLOCK, torch.float32)] * 2
     )
     assert (pool.layers[2].values[1] == 5).all() and (pool.layers[3].values[2] == 7).all()
     for layer in (0, 2):
