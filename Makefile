@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # compat: a folder that is called servelite, a clone beside a script of one's own, is not taken for it.
 EDITABLE := --config-settings editable_mode=compat -e
 PYTEST := $(BIN)/python -m pytest
+# What installing compiles.
+NATIVE := $(wildcard csrc/cpu/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo install test test-slow test-all lint format docs clean
@@ -59,6 +61,7 @@ docs: $(VENV)/.dev ## write the pages of docs that are tables of what the code d
 	$(BIN)/python docs/write_tables.py
 
 clean: ## remove .venv, build results and tool caches
+	rm -f servelite/kernels/cpu/*.so
 	rm -rf $(VENV) build dist *.egg-info tests/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -82,12 +85,12 @@ $(VENV)/.torch: $(VENV)/.created
 	fi
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.torch pyproject.toml
+$(VENV)/.run: $(VENV)/.torch pyproject.toml $(NATIVE)
 	@echo "installing servelite"
 	@$(PIP) install $(EDITABLE) .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml $(NATIVE)
 	@echo "installing servelite and what its tests need"
 	@$(PIP) install $(EDITABLE) '.[dev]'
 	@touch $@ $(VENV)/.run

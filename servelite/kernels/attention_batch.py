@@ -1,8 +1,11 @@
 """One step's flat batch as the attention kernels see it, built once a step and shared by all layers.
 
-Rows that compute one token are decodes: they are gathered into a few buckets of similar length, each
-one batched product. Rows that compute more are prefill chunks, each a product of its own. A step may
-hold both; the split is by row, so a row's result does not depend on its neighbours.
+It is a few columns by row, which is all that the native kernels want. What plain torch wants (indices,
+buckets, masks) is made of them when first asked for.
+
+For plain torch, rows that compute one token are decodes: they are gathered into a few buckets of similar
+length, each one batched product. Rows that compute more are prefill chunks, each a product of its own. A
+step may hold both; the split is by row, so a row's result does not depend on its neighbours.
 
 In a group with a window of W tokens, position p sees p - W + 1 to p, and only blocks that hold a visible
 position are gathered: those before may belong to others by now, and hold anything.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +47,52 @@ class PrefillChunk:
     mask: Tensor | None  # float32 [stop - start, context]; None: plain causal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionBatch:
     """What attention needs of a step for one KV group.
 
     It covers the step's own tokens, the first of the flat batch; what follows them there is padding.
     """
 
-    write_blocks: Tensor  # int64 [tokens]: where each token's key and value go
-    write_offsets: Tensor  # int64 [tokens]
-    decodes: tuple[DecodeBucket, ...]
-    prefills: tuple[PrefillChunk, ...]
+    starts: npt.NDArray[np.int64]  # [rows + 1]: where each row's tokens begin in the flat batch
+    computed: npt.NDArray[np.int64]  # [rows]: how many of each row's tokens were in the cache before
+    tables: npt.NDArray[np.int32]  # [rows, >= blocks of the longest row], dense
+    block_size: int  # tokens
+    window: int  # tokens that a token can see, itself included; 0: all before it
+
+    @property
+    def tokens(self) -> int:
+        """The step's own."""
+        return int(self.starts[-1])
+
+    @cached_property
+    def write_to(self) -> tuple[Tensor, Tensor]:
+        """Where each token's key and value go: blocks and offsets in them, both int64 [tokens]."""
+        counts = np.diff(self.starts)
+        row_of_token = np.repeat(np.arange(len(counts)), counts)
+        positions = np.arange(self.tokens) - np.repeat(self.starts[:-1] - self.computed, counts)
+        blocks = self.tables[row_of_token, positions // self.block_size].astype(np.int64)
+        return torch.from_numpy(blocks), torch.from_numpy(positions % self.block_size)
+
+    @cached_property
+    def decodes(self) -> tuple[DecodeBucket, ...]:
+        """The rows that compute one token."""
+        return _decode_buckets(np.flatnonzero(np.diff(self.starts) == 1), self.starts, self._visible)
+
+    @cached_property
+    def prefills(self) -> tuple[PrefillChunk, ...]:
+        """The rows that compute more."""
+        visible = self._visible
+        return tuple(
+            _prefill_chunk(int(self.starts[i]), int(self.starts[i + 1]), int(i), visible)
+            for i in np.flatnonzero(np.diff(self.starts) != 1)
+        )
+
+    @cached_property
+    def _visible(self) -> _Visible:
+        hidden = np.maximum(0, self.computed - self.window + 1) if self.window else self.computed * 0
+        context = self.computed + np.diff(self.starts)
+        return _Visible(self.tables, hidden // self.block_size, context, self.block_size, self.window)
 
 
 def build_attention_batch(
@@ -63,7 +102,8 @@ def build_attention_batch(
     block_size: int,
     window: int = 0,
 ) -> AttentionBatch:
-    """
+    """The columns of `AttentionBatch`, which keeps them: they must not change while it is used.
+
     Args:
         starts: [rows + 1], where each row's tokens begin in the flat batch.
         computed: [rows], how many of each row's tokens are in the cache already.
@@ -71,30 +111,12 @@ def build_attention_batch(
         block_size: tokens in a block.
         window: tokens that a token can see, itself included; 0: all before it.
     """
-    counts = np.diff(starts)
-    row_of_token = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - computed, counts)
-    context = computed + counts
-    first = np.maximum(0, computed - window + 1) // block_size if window else np.zeros_like(computed)
-    single = counts == 1
     return AttentionBatch(
-        write_blocks=torch.from_numpy(tables[row_of_token, positions // block_size].astype(np.int64)),
-        write_offsets=torch.from_numpy(positions % block_size),
-        decodes=_decode_buckets(
-            np.flatnonzero(single), starts, _Visible(tables, first, context, block_size, window)
-        ),
-        prefills=tuple(
-            _prefill_chunk(
-                int(starts[i]),
-                int(starts[i + 1]),
-                int(first[i]),
-                int(context[i]),
-                tables[i],
-                block_size,
-                window,
-            )
-            for i in np.flatnonzero(~single)
-        ),
+        starts=np.ascontiguousarray(starts, np.int64),
+        computed=np.ascontiguousarray(computed, np.int64),
+        tables=np.ascontiguousarray(tables, np.int32),
+        block_size=block_size,
+        window=window,
     )
 
 
@@ -164,16 +186,9 @@ def _decode_bucket(rows: npt.NDArray[np.int64], tokens: Tensor | None, visible: 
     )
 
 
-def _prefill_chunk(
-    start: int,
-    stop: int,
-    first: int,
-    context: int,
-    table: npt.NDArray[np.int32],
-    block_size: int,
-    window: int,
-) -> PrefillChunk:
-    length, seen = stop - start, context - first * block_size
+def _prefill_chunk(start: int, stop: int, row: int, visible: _Visible) -> PrefillChunk:
+    first, context, window = int(visible.first[row]), int(visible.context[row]), visible.window
+    length, seen = stop - start, context - first * visible.block_size
     mask = None
     if seen > length or 0 < window < length:
         mask = torch.full((length, seen), -torch.inf).triu_(seen - length + 1)
@@ -181,5 +196,5 @@ def _prefill_chunk(
             # A query's own position is on diagonal seen - length; W further back is out of the window.
             outside = torch.ones((length, seen), dtype=torch.bool).tril_(seen - length - window)
             mask.masked_fill_(outside, -torch.inf)
-    blocks = table[first : -(-context // block_size)].astype(np.int64)
+    blocks = visible.tables[row, first : -(-context // visible.block_size)].astype(np.int64)
     return PrefillChunk(start, stop, seen, torch.from_numpy(blocks), mask)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from servelite.kernels import reference
 from servelite.kernels.attention_batch import AttentionBatch
+from servelite.kernels.cpu.isa import PLAIN_TORCH, choose_isa, cpu_flags
+from servelite.kernels.cpu.native import NativeKernels
 from servelite.kernels.kv_layout import LayerCache
 
 _log = logging.getLogger(__name__)
@@ -22,6 +25,7 @@ class Kernels:
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
+    gelu_tanh_mul: Callable[[Tensor], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, LayerCache, AttentionBatch], None]
     paged_attention: Callable[[Tensor, LayerCache, AttentionBatch, float], Tensor]
@@ -31,13 +35,35 @@ REFERENCE = Kernels(
     name="reference",
     rms_norm=reference.rms_norm,
     silu_mul=reference.silu_mul,
+    gelu_tanh_mul=reference.gelu_tanh_mul,
     rope=reference.rope,
     write_kv=reference.write_kv,
     paged_attention=reference.paged_attention,
 )
 
 
-def choose_kernels(device: str) -> Kernels:
-    """The kernels for `device`; the log says which and why."""
-    _log.info("kernels: %s (plain torch, the only ones there are for %s)", REFERENCE.name, device)
+def choose_kernels(device: str, environ: Mapping[str, str] = os.environ) -> Kernels:
+    """The kernels for `device`; the log says which and why.
+
+    Raises:
+        SettingError: the environment asks for an instruction set that cannot be had.
+    """
+    isa, why = choose_isa(environ, cpu_flags())
+    if isa != PLAIN_TORCH:
+        try:
+            native = NativeKernels(isa)
+        except OSError as error:
+            isa, why = PLAIN_TORCH, str(error)
+        else:
+            _log.info("kernels: native attention for %s (%s); plain torch for the rest", isa, why)
+            return replace(
+                REFERENCE,
+                name=f"native {isa}",
+                write_kv=native.write_kv,
+                paged_attention=native.paged_attention,
+            )
+    _log.warning(
+        "kernels: plain torch for %s, no native attention (%s); attention takes 2 to 5 times longer",
+        device, why,
+    )  # fmt: skip
     return REFERENCE

@@ -38,7 +38,7 @@ class KVGroupSpec:
         return self.slots or len(self.layers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCache:
     """One layer's part of the pool, both [num_blocks, block_size, num_kv_heads, head_dim], strided."""
 

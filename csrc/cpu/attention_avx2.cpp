@@ -1,0 +1,3 @@
+// The kernels for AVX2 and FMA.
+#include "attention.h"
+#include "write_kv.h"

@@ -1,0 +1,1 @@
+"""The native CPU kernels of csrc/cpu: which instruction set, and how they are called."""
