@@ -27,7 +27,7 @@ def paged_logits(
     steps = steps or (len(ids),)
     assert sum(steps) == len(ids)
     blocks = -(-len(ids) // block_size)
-    pool = KVPool(model.kv_groups, blocks * len(model.kv_groups), block_size)
+    pool = KVPool(model.kv_groups, blocks * len(model.kv_groups), block_size, model.dtype)
     pool.zero(torch.arange(blocks * len(model.kv_groups)))
     tables = np.arange(blocks * len(model.kv_groups), dtype=np.int32).reshape(-1, 1, blocks)[:, :, ::-1]
     out, computed = [], 0

@@ -16,7 +16,7 @@ from tests.sources import PACKAGE, ROOT, python_files
 ORDER = (
     ("__main__",),
     ("cli",),
-    ("llm",),
+    ("bench", "llm"),
     ("launcher",),
     ("frontend", "engine"),
     ("executor",),
@@ -54,6 +54,7 @@ NEVER = {
 }
 LAZY = {
     "cli": {"torch", "transformers"},
+    "bench": {"torch", "transformers"},
     "llm": {"torch", "transformers"},
     "launcher": {"torch", "transformers"},
     "frontend": {"torch", "transformers"},

@@ -16,8 +16,8 @@ from servelite.layers.weights import WeightSlot
 class VocabEmbedding:
     """The table of token embeddings, [vocab_size, hidden_size]."""
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
-        self.weight = torch.empty((vocab_size, hidden_size), dtype=torch.float32)
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype = torch.float32) -> None:
+        self.weight = torch.empty((vocab_size, hidden_size), dtype=dtype)
 
     def weights(self, name: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{name}.weight", self.weight)
@@ -52,7 +52,7 @@ class VocabHead:
 
     def __call__(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:
         """hidden: [rows, hidden_size], only rows whose next token is wanted."""
-        logits = F.linear(hidden, self._embedding.weight)
+        logits = F.linear(hidden, self._embedding.weight).float()
         low, high = torch.aminmax(logits, dim=-1)
         finite = torch.isfinite(low) & torch.isfinite(high)
         if need is HeadNeed.ARG_MAX:

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from torch import Tensor
 
 from servelite.kernels.dispatch import Kernels
+from servelite.layers.build import Build
 from servelite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from servelite.layers.weights import WeightSlot
 
+Activation = Callable[[Tensor], Tensor]
+"""From gate and up side by side, [tokens, 2n], to act(gate) * up, [tokens, n]."""
+
+ACTIVATIONS: Final[dict[str, Callable[[Kernels], Activation]]] = {
+    "silu": lambda kernels: kernels.silu_mul,
+    "gelu_pytorch_tanh": lambda kernels: kernels.gelu_tanh_mul,
+}
+"""By the name that config.json has for it."""
+
 
 class GatedMLP:
-    """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)): SwiGLU with silu, GeGLU with gelu (arXiv 2002.05202)."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        build: Build,
+        *,
+        activation: str = "silu",
+        bias: bool = False,
+    ) -> None:
+        """`activation`: one of ACTIVATIONS."""
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self._gate_up = ColumnParallelLinear(hidden_size, parts)
-        self._down = RowParallelLinear(intermediate_size, hidden_size)
-        self._kernels = kernels
+        self._gate_up = ColumnParallelLinear(hidden_size, parts, build, bias=bias)
+        self._activate = ACTIVATIONS[activation](build.kernels)
+        self._down = RowParallelLinear(intermediate_size, hidden_size, build, bias=bias)
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._gate_up.weights(prefix)
-        yield from self._down.weights(f"{prefix}.down_proj")
+        yield from self._gate_up.weights(f"{prefix}.mlp")
+        yield from self._down.weights(f"{prefix}.mlp.down_proj")
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden_size] -> the same."""
-        return self._down(self._kernels.silu_mul(self._gate_up(x)))
+        return self._down(self._activate(self._gate_up(x)))

@@ -7,21 +7,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from servelite.kernels.dispatch import Kernels
+from servelite.layers.build import Build
 from servelite.layers.weights import WeightSlot
 
 
 class RMSNorm:
-    """Root mean square normalisation (arXiv 1910.07467)."""
+    """Root mean square normalisation (arXiv 1910.07467); computed in float32 whatever the model's type."""
 
-    def __init__(self, size: int, eps: float, kernels: Kernels) -> None:
+    def __init__(self, size: int, eps: float, build: Build, *, offset: float = 0.0) -> None:
+        """`offset`: added to the checkpoint's weight; Gemma's are stored as their distance from 1."""
         self.weight = torch.empty(size, dtype=torch.float32)
-        self._eps = eps
-        self._kernels = kernels
+        self._eps, self._offset = eps, offset
+        self._kernels = build.kernels
 
     def weights(self, name: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{name}.weight", self.weight)
+        yield WeightSlot(f"{name}.weight", self.weight, self._offset)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, size] -> the same."""
+        """[..., size] -> the same, in x's type."""
         return self._kernels.rms_norm(x, self.weight, self._eps)

@@ -16,7 +16,7 @@ class UnknownScaling(ValueError):
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of a step's positions, shared by all layers; both [tokens, 1, head_dim].
+    """The rotation of a step's positions, shared by all layers; both float32 [tokens, 1, head_dim].
 
     As `kernels.rope` takes them: `cos` twice over, `sin` with its first half negated.
     """
@@ -34,32 +34,40 @@ class RotaryEmbedding:
             scaling: `rope_scaling` of the model's config; None or type "default": none.
 
         Raises:
-            UnknownScaling: neither default, linear nor llama3, or without a number that it needs.
+            UnknownScaling: neither default, linear, llama3 nor yarn, or without a number that it needs.
         """
         frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         try:
-            self._frequencies = _scaled(frequencies, scaling or {}).to(torch.float32)
-        except (KeyError, TypeError) as error:
+            scaled, self._factor = _scaled(frequencies, theta, scaling or {})
+        except (KeyError, TypeError, ZeroDivisionError) as error:
             raise UnknownScaling(f"rope_scaling {scaling} cannot be used ({error!r})") from None
+        self._frequencies = scaled.to(torch.float32)
 
     def __call__(self, positions: Tensor) -> Rotation:
         """positions: int64 [tokens]."""
         angles = positions.to(torch.float32)[:, None] * self._frequencies
         cos, sin = angles.cos(), angles.sin()
+        if self._factor != 1:
+            cos, sin = cos.mul_(self._factor), sin.mul_(self._factor)
         return Rotation(
             cos=torch.cat((cos, cos), dim=-1).unsqueeze(1), sin=torch.cat((-sin, sin), dim=-1).unsqueeze(1)
         )
 
 
-def _scaled(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
+def _scaled(frequencies: Tensor, theta: float, scaling: dict[str, Any]) -> tuple[Tensor, float]:
+    """The frequencies, and what rotated queries and keys are multiplied by."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
-        return frequencies
+        return frequencies, 1.0
     if kind == "linear":
-        return frequencies / scaling["factor"]
+        return frequencies / scaling["factor"], 1.0
     if kind == "llama3":
-        return _llama3(frequencies, scaling)
-    raise UnknownScaling(f"rope_scaling of type {kind!r} is not supported (default, linear, llama3 are)")
+        return _llama3(frequencies, scaling), 1.0
+    if kind == "yarn":
+        return _yarn(frequencies, theta, scaling), _yarn_factor(scaling)
+    raise UnknownScaling(
+        f"rope_scaling of type {kind!r} is not supported (default, linear, llama3 and yarn are)"
+    )
 
 
 def _llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
@@ -68,3 +76,33 @@ def _llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling["factor"])
+
+
+def _yarn(frequencies: Tensor, theta: float, scaling: dict[str, Any]) -> Tensor:
+    """YaRN (arXiv 2309.00071): as llama3, but the blend is linear in the dimension, not in the turns."""
+    size = len(frequencies)
+    original = scaling["original_max_position_embeddings"]
+
+    def dimension(turns: float) -> float:
+        """Where a frequency makes `turns` turns over the original context, as a (fractional) index."""
+        return size * math.log(original / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * size - 1)
+    width = (last - first) or 0.001
+    divided = ((torch.arange(size, dtype=torch.float64) - first) / width).clamp(0, 1)
+    return frequencies * ((1 - divided) + divided / scaling["factor"])
+
+
+def _yarn_factor(scaling: dict[str, Any]) -> float:
+    """By what queries and keys grow, so that the softmax is as sharp over the longer context."""
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    factor, mscale, all_dims = scaling["factor"], scaling.get("mscale"), scaling.get("mscale_all_dim")
+
+    def growth(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    return growth(mscale) / growth(all_dims) if mscale and all_dims else growth(1)

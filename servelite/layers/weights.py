@@ -11,8 +11,10 @@ from torch import Tensor
 class WeightSlot:
     """A checkpoint's tensor and the place it is to be copied to.
 
-    `tensor` is the layer's own memory, or a slice of it where several tensors are fused into one.
+    `tensor` is the layer's own memory, or a slice of it where several tensors are fused into one. The
+    loader adds `offset` to what the checkpoint holds.
     """
 
     name: str
     tensor: Tensor
+    offset: float = 0.0

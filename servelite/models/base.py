@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # the launcher names architectures without loading torch
+    import torch
+    from torch import Tensor
 
-from servelite.kernels.kv_layout import KVGroupSpec
-from servelite.layers.embedding import HeadNeed, HeadOutput
-from servelite.layers.step_context import StepContext
-from servelite.layers.weights import WeightSlot
+    from servelite.kernels.kv_layout import KVGroupSpec
+    from servelite.layers.embedding import HeadNeed, HeadOutput
+    from servelite.layers.step_context import StepContext
+    from servelite.layers.weights import WeightSlot
 
 
 class ConfigError(ValueError):
@@ -21,6 +23,7 @@ class CausalModel(Protocol):
     """A decoder-only language model."""
 
     vocab_size: int
+    dtype: torch.dtype  # of weights, activations and the KV cache
     kv_groups: tuple[KVGroupSpec, ...]
 
     def weights(self) -> Iterator[WeightSlot]:
@@ -32,7 +35,7 @@ class CausalModel(Protocol):
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [tokens] -> float32 [tokens, hidden_size]."""
+        """int64 [tokens] -> [tokens, hidden_size] of `dtype`."""
         ...
 
     def forward(self, hidden: Tensor, ctx: StepContext) -> Tensor:

@@ -1,31 +1,51 @@
-"""From an architecture's name, as config.json has it, to the class that runs it."""
+"""From an architecture's name, as config.json has it, to the class that runs it.
+
+A family's file is imported when one of its models is built: naming what is supported needs no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
-from servelite.kernels.dispatch import Kernels
-from servelite.models.base import CausalModel
-from servelite.models.llama import LlamaForCausalLM
+if TYPE_CHECKING:
+    from servelite.layers.build import Build
+    from servelite.models.base import CausalModel
 
-ARCHITECTURES: dict[str, Callable[[dict[str, Any], Kernels], CausalModel]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
+ARCHITECTURES: Final = {
+    "Gemma3ForCausalLM": "gemma3",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+"""Class and the module of `servelite.models` that has it; the class has the architecture's own name."""
 
 
 class UnknownArchitecture(ValueError):
     """No class runs this architecture; the text names it and those that are there."""
 
 
-def build_model(architecture: str, config: dict[str, Any], kernels: Kernels) -> CausalModel:
+def check_architecture(architecture: str) -> None:
+    """
+    Raises:
+        UnknownArchitecture: there is no class for it.
+    """
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnknownArchitecture(f"the model's architecture is {architecture!r}; supported: {known}")
+
+
+def build_model(architecture: str, config: dict[str, Any], build: Build) -> CausalModel:
     """A model with its memory allocated and no weights in it yet.
 
     Raises:
         UnknownArchitecture: there is no such class.
         ConfigError: the class cannot do what the config asks for.
+        UnknownScaling: of its `rope_scaling`.
     """
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnknownArchitecture(f"the model's architecture is {architecture!r}; supported: {known}")
-    return ARCHITECTURES[architecture](config, kernels)
+    check_architecture(architecture)
+    module = importlib.import_module(f"servelite.models.{ARCHITECTURES[architecture]}")
+    return getattr(module, architecture)(config, build)

@@ -17,7 +17,7 @@ class RunnerFacts:
     max_model_len: int  # tokens
     vocab_size: int
     kv_groups: tuple[KVGroup, ...]
-    dtype: str  # "float32"
+    dtype: str  # "float32", "bfloat16", "none" (simulated)
     device: str  # "cpu", "none" (simulated)
     ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
     features: tuple[str, ...] = ()  # optional abilities: "logprobs"

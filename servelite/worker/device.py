@@ -29,7 +29,7 @@ class StepBuffers:
 
 Computation = Callable[[StepBuffers, tuple[AttentionBatch, ...]], Tensor]
 """From buffers and an attention batch for each KV group, which covers the step's own tokens only, to
-float32 [bucket, any]."""
+[bucket, any]."""
 
 
 class Recorded(Protocol):

@@ -2,11 +2,13 @@
 
 Alone, in a batch of 16, in chunks of 16 tokens, after prefix hits at every offset around a block
 border, with so few blocks that requests are preempted, at depth 1, 2 and 3; with full attention in
-all layers, and with a window in every second one. Float32, the tie rule.
+all layers, with a window in every second one, in all but one of seven, and with experts. Float32, the
+tie rule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from servelite.config import Settings
 from servelite.worker.model_runner import CPUModelRunner
 from tests.engine_harness import Harness, prompt
 from tests.ties import Draw, Pair, compare_tokens, model_scorer
-from tests.tiny_models import tiny_llama, tiny_windowed_llama
+from tests.tiny_models import tiny_gemma3, tiny_llama, tiny_moe, tiny_windowed_qwen2
 
 BLOCK, COUNT, VOCAB = 8, 16, 257
 
@@ -44,13 +46,22 @@ def requests() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["full", "windows"])
+MODELS: dict[str, Callable[[Path], Any]] = {
+    "full": tiny_llama,
+    "windows": lambda folder: tiny_windowed_qwen2(folder, window=19),
+    "unequal groups": lambda folder: tiny_gemma3(folder, window=19),
+    "experts": tiny_moe,
+}
+SLOW = ("unequal groups", "experts")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in MODELS],
+)
 def runner(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> CPUModelRunner:
     folder: Path = tmp_path_factory.mktemp("tiny")
-    if request.param == "full":
-        tiny_llama(folder)
-    else:
-        tiny_windowed_llama(folder, window=19)
+    MODELS[request.param](folder)
     return CPUModelRunner.load(settings(), folder)
 
 
@@ -68,7 +79,10 @@ def settings(**values: Any) -> Settings:
 def harness_over(runner: CPUModelRunner, **values: Any) -> Harness:
     chosen = settings(**values)
     groups = len(runner.facts.kv_groups)
-    facts = replace(runner.facts, num_blocks=chosen.num_gpu_blocks_override * groups)
+    per_group = chosen.num_gpu_blocks_override // (
+        1 if groups <= 2 else 2
+    )  # most have a window: they hold less
+    facts = replace(runner.facts, num_blocks=per_group * groups)
     return Harness(chosen, CPUModelRunner(runner._model, facts, COUNT))
 
 

@@ -1,6 +1,6 @@
-"""What transformers answers with the demo model, greedily in float32; computed once, then kept.
+"""What transformers answers with a real model, greedily in float32; computed once, then kept.
 
-The tokens take half a minute, so they are kept in the user's cache under a hash of all that decides
+The tokens take half a minute and more, so they are kept in the user's cache under a hash of all that decides
 them. Nothing of ours takes part: the `gguf` package reads and dequantises, transformers runs.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,16 @@ from servelite.loader.resolve import cache_folder
 _VERSION = 1  # of how the tokens are computed here
 
 
-def greedy_answers(model_file: Path, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """`count` greedy tokens after each prompt (token IDs); fewer where the end token comes first."""
+def greedy_answers(
+    model_file: Path,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    load: Callable[[Path], Any] | None = None,
+) -> list[list[int]]:
+    """`count` greedy tokens after each prompt (token IDs); fewer where the end token comes first.
+
+    `load`: makes transformers' model of the file; not given: a Llama.
+    """
     about = [_VERSION, version("transformers"), torch.__version__, count, [list(p) for p in prompts]]
     with model_file.open("rb") as file:
         about.append(hashlib.file_digest(file, "sha256").hexdigest())
@@ -33,7 +41,8 @@ def greedy_answers(model_file: Path, prompts: Sequence[Sequence[int]], count: in
     kept = cache_folder() / "oracles" / f"{key}.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    answers = _compute(model_file, prompts, count)
+    model = _load_llama(gguf.GGUFReader(model_file)) if load is None else load(model_file)
+    answers = _compute(model, prompts, count)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:
         json.dump(answers, file)
@@ -41,8 +50,7 @@ def greedy_answers(model_file: Path, prompts: Sequence[Sequence[int]], count: in
     return answers
 
 
-def _compute(model_file: Path, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    model = _load(gguf.GGUFReader(model_file))
+def _compute(model: Any, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     answers = []
     for prompt in prompts:
         with torch.inference_mode():
@@ -56,7 +64,7 @@ def _compute(model_file: Path, prompts: Sequence[Sequence[int]], count: int) -> 
     return answers
 
 
-def _load(reader: gguf.GGUFReader) -> Any:
+def _load_llama(reader: gguf.GGUFReader) -> Any:
     # transformers pulls in torch's compiler, which makes itself a folder at once.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "oracles" / "inductor"))
     from transformers import LlamaConfig, LlamaForCausalLM

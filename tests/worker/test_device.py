@@ -23,7 +23,7 @@ from servelite.worker.device import CPUDevice, StepBuffers
 from servelite.worker.load import load_runner
 from servelite.worker.model_runner import CPUModelRunner
 from tests.ties import Draw, Pair, compare_tokens, model_scorer
-from tests.tiny_models import tiny_windowed_llama
+from tests.tiny_models import tiny_windowed_qwen2
 from tests.worker.driver import Driver, Request
 
 
@@ -67,7 +67,7 @@ def test_padding_writes_no_keys_and_gives_zeros(counts: list[int]) -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalModel, RunnerFacts]:
     folder: Path = tmp_path_factory.mktemp("tiny")
-    tiny_windowed_llama(folder, window=20)
+    tiny_windowed_qwen2(folder, window=20)
     facts = load_runner(Settings(block_size=8, num_gpu_blocks_override=300), folder).facts
     return load_model(open_model_files(folder), REFERENCE), facts
 
