@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-_OTHER_VARIABLES: Final = ("SERVELITE_CACHE", "SERVELITE_TEST_")  # of ours, and no settings
+_OTHER_VARIABLES: Final = ("SERVELITE_CACHE", "SERVELITE_ISA", "SERVELITE_TEST_")  # of ours, and no settings
 _NOT: Final[dict[Any, str]] = {int: "not an integer", float: "not a number"}
 
 
@@ -45,7 +45,10 @@ def _setting(
 class Settings:
     """What `servelite serve` can be told. Frozen: a part that needs another value makes a copy."""
 
-    model: str = _setting("demo", "a GGUF file, a Hugging Face folder, or `demo`")
+    model: str = _setting(
+        "demo", "a GGUF file, a Hugging Face folder, a hub id (ORG/NAME or ORG/NAME:FILE.gguf), or `demo`"
+    )
+    revision: str = _setting("", "branch, tag or commit of a hub id; not given: its main branch")
     served_model_name: tuple[str, ...] = _setting(
         (), "the name clients use, several allowed; not given: the model as it was named"
     )
@@ -71,7 +74,12 @@ class Settings:
         "sampling defaults: `auto` the model's generation_config.json, `none` OpenAI's, or another folder",
         metavar="{auto,none,DIR}",
     )
-    dtype: str = _setting("auto", "type of weights and arithmetic", choices=("auto", "float32"))
+    dtype: str = _setting(
+        "auto",
+        "type of weights, activations and KV cache, whatever the checkpoint's: `auto` is float32 on a CPU; "
+        "bfloat16 halves the memory",
+        choices=("auto", "float32", "bfloat16"),
+    )
     device: str = _setting("auto", "what the model runs on", choices=("auto", "cpu"))
     seed: int = _setting(
         -1,
@@ -162,7 +170,7 @@ class Settings:
         if not self.host:
             raise SettingError("--host is empty: give an address (0.0.0.0 or :: for all)")
         if not self.model:
-            raise SettingError("MODEL is empty: give a GGUF file, a Hugging Face folder, or `demo`")
+            raise SettingError("MODEL is empty: give a GGUF file, a Hugging Face folder, a hub id, or `demo`")
         if self.executor != "simulated" and (self.simulated_script or self.simulated_step_ms is not None):
             raise SettingError("--simulated-script and --simulated-step-ms need --executor simulated")
 

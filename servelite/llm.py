@@ -77,7 +77,7 @@ class LLM:
         """Start the engine and wait until it is ready.
 
         Args:
-            model: a GGUF file, a Hugging Face folder, or `demo`.
+            model: a GGUF file, a Hugging Face folder, a hub id (`ORG/NAME`), or `demo`.
             settings: fields of `servelite.config.Settings`.
 
         Raises:

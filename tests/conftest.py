@@ -48,3 +48,14 @@ def demo_model() -> Path:
         return demo_model_path()
     except ModelNotFound as error:
         pytest.skip(f"the demo model cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def gemma_model() -> Path:
+    """Gemma 3 270M's GGUF file, from the user's cache or fetched into it."""
+    from tests.models.gemma import Unavailable, gemma_model_path
+
+    try:
+        return gemma_model_path()
+    except (Unavailable, OSError) as error:
+        pytest.skip(f"the Gemma model cannot be had: {error}")

@@ -13,7 +13,8 @@ from servelite.ipc.process import ExitCode
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser("serve", help="serve a model over HTTP", description=__doc__)
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file, a Hugging Face folder, or `demo`")
+    text = Settings.__dataclass_fields__["model"].metadata["text"]
+    parser.add_argument("model", metavar="MODEL", help=text)
     add_flags(parser)
     parser.set_defaults(run=run)
 

@@ -12,7 +12,8 @@ from servelite.ipc.progress import ProgressPage
 from servelite.ipc.sockets import engine_address
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
-from servelite.loader.resolve import ModelNotFound, resolve_model
+from servelite.loader.resolve import ModelNotFound, is_local, resolve_model
+from servelite.models.registry import UnknownArchitecture, check_architecture
 from servelite.tokenizer.model_files import ModelFileError, open_model_files
 
 
@@ -20,26 +21,36 @@ def find_model(settings: Settings) -> Settings:
     """The settings with the model's path for its name, so that no child has to look for it again.
 
     Raises:
-        LaunchError: there is no such model.
+        LaunchError: there is no such model, or --revision is given for one that is on this machine.
     """
+    if settings.revision and is_local(settings.model):
+        raise LaunchError(
+            f"--revision is {settings.revision!r}, which only a model of the hub has: {settings.model!r} is "
+            "none",
+            ExitCode.SETTING,
+        )
     try:
-        path = resolve_model(settings.model)
+        path = resolve_model(settings.model, settings.revision)
     except ModelNotFound as error:
         raise LaunchError(str(error), ExitCode.MODEL) from None
     names = tuple(dict.fromkeys(settings.served_model_name)) or (settings.model,)
-    return dataclasses.replace(settings, model=str(path), served_model_name=names)
+    return dataclasses.replace(settings, model=str(path), revision="", served_model_name=names)
 
 
 def check_model(settings: Settings) -> None:
     """Read the model's metadata, which is quick, so that damage is told before any process is started.
 
     Raises:
-        LaunchError: the files are damaged or incomplete.
+        LaunchError: the files are damaged or incomplete, or the architecture is not supported.
     """
     try:
-        open_model_files(settings.model)
+        files = open_model_files(settings.model)
+        if settings.executor != "simulated":  # which takes any model's metadata
+            check_architecture(files.architecture)
     except ModelFileError as error:
         raise LaunchError(str(error), ExitCode.MODEL) from None
+    except UnknownArchitecture as error:
+        raise LaunchError(str(ModelFileError(settings.model, str(error))), ExitCode.MODEL) from None
 
 
 def engine_boot(settings: Settings, folder: str, page: ProgressPage, epoch: int = 0) -> Boot:

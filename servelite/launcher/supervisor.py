@@ -24,8 +24,9 @@ from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, url_of
 from servelite.launcher.runtime_dir import runtime_folder
-from servelite.launcher.signals import SignalPipe, reclaim_signals
+from servelite.launcher.signals import SignalPipe, ending_at_once, reap_orphans, reclaim_signals
 from servelite.launcher.start import check_model, engine_boot, find_model, start_engine, start_front_end
+from servelite.loader.resolve import is_local
 
 _STOP_S: Final = 5.0  # from Stop to SIGKILL
 _DRAIN_GRACE_S: Final = 3.0  # a front end's time to say Drained, after its time-out
@@ -47,7 +48,9 @@ def serve(settings: Settings) -> int:
     started = time.monotonic()
     reclaim_signals()
     try:
-        settings = find_model(settings)  # may take its time over a download: signals end it as usual
+        # It may take its time over a download. One of the hub's would wait for its threads.
+        with contextlib.nullcontext() if is_local(settings.model) else ending_at_once():
+            settings = find_model(settings)
         check_model(settings)
         with SignalPipe() as signals:
             listener = open_listener(settings.host, settings.port)
@@ -76,6 +79,8 @@ class Supervisor:
         self._undrained: set[Child] = set()
         self._culprit: Child | None = None
         self._children: list[Child] = []
+        self._spawned: dict[Child, float] = {}  # when, on the monotonic clock
+        self._ledger: list[tuple[str, float]] = []  # start-up's phases and their seconds
         self._front_ends: list[Child] = []
         self._selector = selectors.DefaultSelector()
 
@@ -100,6 +105,7 @@ class Supervisor:
 
     def _watch(self, child: Child) -> Child:
         self._children.append(child)
+        self._spawned[child] = time.monotonic()
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.lifeline, selectors.EVENT_READ, child)
         return child
@@ -115,6 +121,8 @@ class Supervisor:
             if child is None:
                 for _number in self._signals.read():
                     self._end()
+                if os.getpid() == 1:
+                    reap_orphans({child.pid for child in self._children})
             elif not child.alive:
                 continue
             elif key.fd == child.pidfd:
@@ -129,6 +137,8 @@ class Supervisor:
         for message in messages:
             if isinstance(message, ChildReady):
                 child.ready = True
+                self._ledger += [(f"{child.name}: {phase}", seconds) for phase, seconds in message.ledger]
+                self._ledger.append((f"{child.name} in all", time.monotonic() - self._spawned[child]))
                 self._check_ready()
             elif isinstance(message, Drained):
                 self._cut += message.unfinished
@@ -137,6 +147,9 @@ class Supervisor:
     def _check_ready(self) -> None:
         if self._phase is Phase.STARTING and all(child.ready for child in self._children):
             self._phase = Phase.SERVING
+            first = min(self._spawned.values()) - self._started
+            for phase, took in [("launcher, until it starts them", first), *self._ledger]:
+                self._say(f"start-up: {took:6.2f} s  {phase}")
             seconds = time.monotonic() - self._started
             names = ", ".join(self._settings.served_model_name)
             with contextlib.suppress(OSError):  # whoever read our output may have left

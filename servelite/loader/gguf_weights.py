@@ -1,46 +1,19 @@
-"""The tensors of a GGUF file under Hugging Face's names, in Hugging Face's layout."""
+"""The tensors of a GGUF file under Hugging Face's names, in Hugging Face's layout and conventions."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from servelite.loader.gguf_dequantize import SUPPORTED, dequantize
-from servelite.tokenizer.gguf import GGUFFile, GGUFTensor, ModelFileError
+from servelite.loader.gguf_names import FREQUENCY_FACTORS, hugging_face_tensors
+from servelite.tokenizer.gguf import BLOCK, GGUFFile, GGUFTensor, ModelFileError
 
-# Of the `llama` architecture: GGUF's name -> Hugging Face's, below "blk.N." and "model.layers.N.".
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_OUTER_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
-
-
-def hugging_face_name(name: str) -> str:
-    """Hugging Face's name of GGUF tensor `name`; a name that is not known stays as it is."""
-    if name in _OUTER_NAMES:
-        return _OUTER_NAMES[name]
-    found = _LAYER.fullmatch(name)
-    if found and found[2] in _LAYER_NAMES:
-        return f"model.layers.{found[1]}.{_LAYER_NAMES[found[2]]}.{found[3]}"
-    return name
+_PIECE: Final = 1 << 20  # weights converted at once where the float32 values are not what is kept
 
 
 class GGUFWeights:
@@ -50,11 +23,16 @@ class GGUFWeights:
         """`config`: of the same file, in Hugging Face's naming (head counts undo the permutation)."""
         self.path = gguf.path
         self._gguf = gguf
-        self._tensors = {hugging_face_name(name): tensor for name, tensor in gguf.tensors.items()}
-        self._permuted_heads = {
-            "q_proj.weight": config["num_attention_heads"],
-            "k_proj.weight": config["num_key_value_heads"],
-        }
+        architecture = gguf.metadata["general.architecture"]
+        kept = [tensor for tensor in gguf.tensors.values() if tensor.name != FREQUENCY_FACTORS]
+        self._tensors = hugging_face_tensors(architecture, kept)
+        self._permuted_heads: dict[str, int] = {}
+        if architecture == "llama":
+            self._permuted_heads = {
+                "q_proj.weight": config["num_attention_heads"],
+                "k_proj.weight": config["num_key_value_heads"],
+            }
+        self._norms_have_one_added = architecture == "gemma3"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
@@ -73,13 +51,29 @@ class GGUFWeights:
         if heads:
             # llama.cpp rotates neighbours (2i, 2i + 1) where Hugging Face pairs i with i + d/2, so the
             # converter interleaved the two halves of each head's rows. Here they are parted again.
-            rows = torch.empty_like(out)
+            rows = torch.empty(out.shape, dtype=torch.float32)
             self._dequantize(tensor, rows)
             paired = rows.view(heads, -1, 2, out.shape[-1])
             out.view(heads, 2, -1, out.shape[-1]).copy_(paired.transpose(1, 2))
+        elif self._norms_have_one_added and name.endswith("norm.weight"):
+            norm = torch.empty(out.shape, dtype=torch.float32)
+            self._dequantize(tensor, norm)
+            out.copy_(norm - 1)
         else:
             self._dequantize(tensor, out)
 
     def _dequantize(self, tensor: GGUFTensor, out: Tensor) -> None:
+        """`out`: contiguous; of another type than float32 it is filled piece by piece."""
         raw = np.frombuffer(self._gguf.data, np.uint8, tensor.nbytes, tensor.offset)
-        dequantize(tensor.type, raw, out.view(-1).numpy())
+        flat = out.view(-1)
+        if out.dtype is torch.float32:
+            dequantize(tensor.type, raw, flat.numpy())
+            return
+        elements, size = BLOCK[tensor.type]
+        scratch = torch.empty(min(_PIECE, len(flat)), dtype=torch.float32)
+        for begin in range(0, len(flat), _PIECE):
+            part = flat[begin : begin + _PIECE]
+            piece = scratch[: len(part)]
+            first, last = begin // elements * size, (begin + len(part)) // elements * size
+            dequantize(tensor.type, raw[first:last], piece.numpy())
+            part.copy_(piece)

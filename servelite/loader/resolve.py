@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from servelite.loader.errors import ModelNotFound
+from servelite.loader.hub import fetch, is_hub_id
 
-class ModelNotFound(ValueError):
-    """No model under the name that was given; one line saying what was tried."""
+__all__ = ["ModelNotFound", "cache_folder", "is_local", "resolve_model"]
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -27,8 +28,16 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
         raise ModelNotFound("there is no home folder for the model cache; set SERVELITE_CACHE") from None
 
 
-def resolve_model(name: str) -> Path:
-    """The path of the model `name`: `demo` (fetched on first use), a GGUF file, or a folder.
+def is_local(name: str) -> bool:
+    """Whether `name` is `demo` or something on this machine, so that there is nothing to ask the hub."""
+    return name == "demo" or Path(name).expanduser().exists() or not is_hub_id(name)
+
+
+def resolve_model(name: str, revision: str = "") -> Path:
+    """The path of the model `name`: `demo` (fetched on first use), a GGUF file, a folder, or a hub id.
+
+    Args:
+        revision: of a hub id (`hub.fetch`).
 
     Raises:
         ModelNotFound: nothing is there, or a folder holds no config.json.
@@ -37,6 +46,8 @@ def resolve_model(name: str) -> Path:
         from servelite.loader.demo import demo_model_path
 
         return demo_model_path()
+    if not is_local(name):
+        return fetch(name, revision)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -46,4 +57,7 @@ def resolve_model(name: str) -> Path:
         return path
     if path.is_file():
         return path
-    raise ModelNotFound(f"model {name!r} is neither `demo`, nor a GGUF file, nor a folder with a config.json")
+    raise ModelNotFound(
+        f"model {name!r} is neither `demo`, nor a GGUF file, nor a folder with a config.json, nor a hub id "
+        "(ORG/NAME)"
+    )

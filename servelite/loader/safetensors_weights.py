@@ -8,6 +8,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from servelite.loader.safetensors_damage import find_damage
 from servelite.tokenizer.model_files import ModelFileError
 
 _SINGLE = "model.safetensors"
@@ -30,17 +31,26 @@ class SafetensorsWeights:
         self.path = folder
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._readers = {file: _open(file) for file in _weight_files(folder)}
+        where = _read_index(folder)
+        files = [folder / _SINGLE] if where is None else sorted(set(where.values()))
+        self._readers = {file: _open(file) for file in files}
         for file, reader in self._readers.items():
             for name in reader.keys():  # noqa: SIM118 - a safetensors reader is no mapping
-                piece = reader.get_slice(name)
-                if piece.get_dtype() not in _DTYPES:
-                    known = ", ".join(_DTYPES)
-                    raise ModelFileError(
-                        file, f"tensor {name!r} is of type {piece.get_dtype()}; supported: {known}"
-                    )
-                self._files[name] = file
-                self._shapes[name] = tuple(piece.get_shape())
+                if (
+                    where is None or where.get(name, file) == file
+                ):  # a copy in another shard counts for nothing
+                    self._add(name, file, reader)
+        for name, file in (where or {}).items():
+            if name not in self._files:
+                raise ModelFileError(file, f"tensor {name!r} is missing, which {_INDEX} says is in this file")
+
+    def _add(self, name: str, file: Path, reader: safe_open) -> None:
+        piece = reader.get_slice(name)
+        if piece.get_dtype() not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise ModelFileError(file, f"tensor {name!r} is of type {piece.get_dtype()}; supported: {known}")
+        self._files[name] = file
+        self._shapes[name] = tuple(piece.get_shape())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
@@ -52,26 +62,33 @@ class SafetensorsWeights:
         out.copy_(self._readers[self._files[name]].get_tensor(name))
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _read_index(folder: Path) -> dict[str, Path] | None:
+    """Tensor -> file, None where there is one file and no index."""
     index = folder / _INDEX
     if not index.exists():
         if not (folder / _SINGLE).exists():
-            raise ModelFileError(folder, f"neither {_SINGLE} nor {_INDEX} in this folder")
-        return [folder / _SINGLE]
+            raise ModelFileError(
+                folder,
+                f"neither {_SINGLE} nor {_INDEX} in this folder; pickled weights (pytorch_model.bin) are "
+                "never read, as they can run code: convert them to safetensors (transformers' "
+                "save_pretrained)",
+            )
+        return None
     try:
-        names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-    except (OSError, msgspec.DecodeError) as error:
+        names = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ModelFileError(index, f"cannot be read ({error})") from None
-    for name in names:
+    for name in set(names.values()):
         if Path(name).name != name:
             raise ModelFileError(index, f"names a file outside the folder: {name!r}")
         if not (folder / name).exists():
             raise ModelFileError(folder / name, f"the file is missing ({_INDEX} names it)")
-    return [folder / name for name in sorted(names)]
+    return {tensor: folder / name for tensor, name in names.items()}
 
 
 def _open(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ModelFileError(file, f"not a readable safetensors file ({error})") from None
+        detail = find_damage(file) or " ".join(str(error).split())
+        raise ModelFileError(file, f"not a readable safetensors file ({detail})") from None

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from servelite.layers.weights import WeightSlot
 from servelite.loader.gguf_weights import GGUFWeights
 from servelite.loader.safetensors_weights import SafetensorsWeights
 from servelite.models.base import CausalModel
@@ -29,7 +30,8 @@ class WeightSource(Protocol):
         ...
 
     def read(self, name: str, out: Tensor) -> None:
-        """Copy the tensor into `out` (float32, of its shape). Safe to call from several threads.
+        """Copy the tensor into `out` (float32 or bfloat16, contiguous, of its shape). Safe to call from
+        several threads.
 
         Raises:
             ModelFileError: it is stored in a way that is not supported, or cannot be read.
@@ -73,5 +75,11 @@ def load_weights(model: CausalModel, source: WeightSource) -> None:
         if name not in wanted and not model.ignores(name):
             raise ModelFileError(source.file_of(name), f"tensor {name!r} is not one of this architecture's")
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for done in [pool.submit(source.read, slot.name, slot.tensor) for slot in slots]:
+        for done in [pool.submit(_fill, slot, source) for slot in slots]:
             done.result()
+
+
+def _fill(slot: WeightSlot, source: WeightSource) -> None:
+    source.read(slot.name, slot.tensor)
+    if slot.offset:
+        slot.tensor.add_(slot.offset)

@@ -1,23 +1,29 @@
-"""A `tokenizers.Tokenizer` from a GGUF file's metadata.
+"""A `tokenizers.Tokenizer` from a GGUF file's metadata: byte-level BPE, or SentencePiece's pieces.
 
-GGUF names the pre-tokenizer (`tokenizer.ggml.pre`) instead of describing it, so each name that can be
-read is a row of `PRE_TOKENIZERS`; any other is refused by name, since a wrong split would give tokens
-the model was never trained on and nobody would notice.
+Of byte-level BPE, GGUF names the pre-tokenizer (`tokenizer.ggml.pre`) instead of describing it, so each
+name that can be read is a row of `PRE_TOKENIZERS`; any other is refused by name, since a wrong split
+would give tokens the model was never trained on and nobody would notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from servelite.tokenizer.gguf import GGUFFile, ModelFileError
-
-# Values of tokenizer.ggml.token_type.
-_CONTROL: Final = 3
-_USER_DEFINED: Final = 4
+from servelite.tokenizer.gguf_sentencepiece import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    build_sentencepiece,
+    pieces_of,
+)
 
 
 @dataclass(frozen=True)
@@ -66,16 +72,46 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
 
 
 def build_tokenizer(gguf: GGUFFile) -> Tokenizer:
-    """The tokenizer that `gguf` describes: byte-level BPE with its added tokens and BOS/EOS rule.
+    """The tokenizer that `gguf` describes, with its added tokens and BOS/EOS rule.
 
     Raises:
         ModelFileError: another kind of tokenizer, an unknown pre-tokenizer, or damaged lists.
     """
     kind = gguf.metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ModelFileError(
-            gguf.path, f"tokenizer.ggml.model is {kind!r}; only byte-level BPE ('gpt2') can be read"
-        )
+    if kind == "gpt2":
+        with _no_collections():
+            return _build_byte_level(gguf)
+    if kind == "llama":
+        with _no_collections():
+            return _build_pieces(gguf)
+    raise ModelFileError(
+        gguf.path,
+        f"tokenizer.ggml.model is {kind!r}; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) can be read",
+    )
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Half a million merges are as many objects, none of them garbage: looking at them all again and
+    again would take a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _build_pieces(gguf: GGUFFile) -> Tokenizer:
+    pieces, kinds = pieces_of(_strings(gguf, "tokenizer.ggml.tokens"), _types(gguf))
+    tokenizer = build_sentencepiece(gguf, pieces, kinds)
+    _add_tokens(tokenizer, pieces, kinds)
+    _set_post_processor(tokenizer, gguf, pieces, add_bos=True)
+    return tokenizer
+
+
+def _build_byte_level(gguf: GGUFFile) -> Tokenizer:
     name = gguf.metadata.get("tokenizer.ggml.pre", "default")
     pre = PRE_TOKENIZERS.get(name)
     if pre is None:
@@ -90,8 +126,8 @@ def build_tokenizer(gguf: GGUFFile) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre.make()
     tokenizer.decoder = decoders.ByteLevel()
-    _add_tokens(tokenizer, gguf, tokens)
-    _set_post_processor(tokenizer, gguf, tokens, pre)
+    _add_tokens(tokenizer, tokens, _types(gguf))
+    _set_post_processor(tokenizer, gguf, tokens, add_bos=pre.add_bos)
     return tokenizer
 
 
@@ -115,25 +151,35 @@ def _bpe(gguf: GGUFFile, vocab: dict[str, int], pre: PreTokenizer) -> models.BPE
         raise ModelFileError(gguf.path, f"tokenizer.ggml.merges does not fit the tokens ({error})") from None
 
 
-def _add_tokens(tokenizer: Tokenizer, gguf: GGUFFile, tokens: list[str]) -> None:
-    """Control tokens become special tokens, user-defined ones plain added tokens."""
-    types = gguf.metadata.get("tokenizer.ggml.token_type", [])
-    if not isinstance(types, list) or (types and len(types) != len(tokens)):
+def _types(gguf: GGUFFile) -> list[int]:
+    """The type of each token; all normal where the file gives none."""
+    count = len(gguf.metadata["tokenizer.ggml.tokens"])
+    types = gguf.metadata.get("tokenizer.ggml.token_type", [NORMAL] * count)
+    if not isinstance(types, list) or len(types) != count:
         raise ModelFileError(gguf.path, "tokenizer.ggml.token_type is not as long as tokenizer.ggml.tokens")
+    return types
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Control tokens become special tokens, user-defined ones plain added tokens."""
+    controls = (CONTROL, UNKNOWN)
     added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=False)
-        if kind in (_CONTROL, _USER_DEFINED) and token
+        AddedToken(token, special=kind in controls, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED) and token
     ]
     tokenizer.add_tokens([token for token in added if not token.special])
     tokenizer.add_special_tokens([token for token in added if token.special])
 
 
-def _set_post_processor(tokenizer: Tokenizer, gguf: GGUFFile, tokens: list[str], pre: PreTokenizer) -> None:
-    """BOS before and EOS after a text encoded with its special tokens, where the file says so."""
+def _set_post_processor(tokenizer: Tokenizer, gguf: GGUFFile, tokens: list[str], *, add_bos: bool) -> None:
+    """BOS before and EOS after a text encoded with its special tokens, where the file says so.
+
+    `add_bos`: where the file says nothing.
+    """
     template: list[str] = ["$A"]
     named: list[tuple[str, int]] = []
-    for which, default in (("bos", pre.add_bos), ("eos", False)):
+    for which, default in (("bos", add_bos), ("eos", False)):
         if not gguf.metadata.get(f"tokenizer.ggml.add_{which}_token", default):
             continue
         index: Any = gguf.metadata.get(f"tokenizer.ggml.{which}_token_id")

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from servelite.tokenizer.gguf import GGUFFile, ModelFileError, read_gguf
+from servelite.tokenizer.gguf_config import config_from_gguf
 
 __all__ = [
-    "GGUF_CLASSES",
     "ModelFileError",
     "ModelFiles",
     "open_model_files",
@@ -25,32 +25,6 @@ __all__ = [
     "with_tokenizer",
 ]
 
-GGUF_CLASSES: Final = {"llama": "LlamaForCausalLM"}
-"""GGUF architectures whose metadata is fully translated. Any other keeps its GGUF name as
-`ModelFiles.architecture`, for the model registry to refuse by."""
-
-# GGUF key below "<architecture>." -> config.json key.
-_GGUF_KEYS: Final = {
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "context_length": "max_position_embeddings",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-}
-_GGUF_NEEDED: Final = (
-    "embedding_length",
-    "block_count",
-    "feed_forward_length",
-    "attention.head_count",
-    "context_length",
-)
 _GGUF_EOS_KEYS: Final = (
     "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.eot_token_id",
@@ -131,10 +105,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 def _open_gguf(path: Path) -> ModelFiles:
     gguf = read_gguf(path)
-    architecture = gguf.metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise ModelFileError(path, "metadata key 'general.architecture' is absent or no string")
-    config = _config_from_gguf(gguf, architecture)
+    config = config_from_gguf(gguf)
     template = gguf.metadata.get("tokenizer.chat_template")
     eos = {_gguf_id(gguf, key) for key in _GGUF_EOS_KEYS if key in gguf.metadata}
     return ModelFiles(
@@ -154,71 +125,6 @@ def _gguf_id(gguf: GGUFFile, key: str) -> int:
     if type(value) is not int or value < 0:
         raise ModelFileError(gguf.path, f"metadata key {key!r} is {value!r}, no token ID")
     return value
-
-
-def _gguf_number(gguf: GGUFFile, key: str, *, real: bool) -> Any:
-    """A positive number, or a list of counts where a family's layers differ."""
-    value = gguf.metadata[key]
-    values = value if isinstance(value, list) and value and not real else [value]
-    for one in values:
-        if isinstance(one, bool) or not isinstance(one, (int, float) if real else int) or not one > 0:
-            raise ModelFileError(gguf.path, f"metadata key {key!r} is {value!r}, no positive number")
-    return value
-
-
-def _config_from_gguf(gguf: GGUFFile, architecture: str) -> dict[str, Any]:
-    """The metadata of `gguf` as a config.json; for `llama` complete, for others what is common."""
-    metadata, tensors = gguf.metadata, gguf.tensors
-    for key in _GGUF_NEEDED:
-        if f"{architecture}.{key}" not in metadata:
-            raise ModelFileError(gguf.path, f"metadata key '{architecture}.{key}' is absent")
-    config: dict[str, Any] = {
-        "architectures": [GGUF_CLASSES.get(architecture, architecture)],
-        "model_type": architecture,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-    }
-    for key, name in _GGUF_KEYS.items():
-        full = f"{architecture}.{key}"
-        if full in metadata and (metadata[full] != 0 or key in _GGUF_NEEDED):
-            config[name] = _gguf_number(gguf, full, real=name in ("rms_norm_eps", "rope_theta"))
-    # In the file the epsilon is a float32; the model was made with the short decimal next to it.
-    config["rms_norm_eps"] = float(f"{config['rms_norm_eps']:.6g}")
-    heads = config["num_attention_heads"]
-    config.setdefault("num_key_value_heads", heads)
-    if "head_dim" not in config:
-        rotary = metadata.get(f"{architecture}.rope.dimension_count")
-        config["head_dim"] = rotary or config["hidden_size"] // (
-            heads if isinstance(heads, int) else heads[0]
-        )
-    if config.get("num_local_experts") and architecture == "llama":
-        config["architectures"] = ["MixtralForCausalLM"]
-    embedding = tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ModelFileError(gguf.path, "tensor 'token_embd.weight' is absent or no matrix")
-    config["vocab_size"] = embedding.shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    config["rope_scaling"] = _rope_scaling_from_gguf(gguf, architecture)
-    for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
-        config[name] = metadata.get(f"tokenizer.ggml.{key}_token_id")
-    return config
-
-
-def _rope_scaling_from_gguf(gguf: GGUFFile, architecture: str) -> dict[str, Any] | None:
-    """RoPE scaling, None for none. GGUF's factors by frequency (Llama 3.1) lie in a tensor and have a
-    type of their own, so that a model that does not read the tensor refuses instead of ignoring it."""
-    if "rope_freqs.weight" in gguf.tensors:
-        return {"rope_type": "gguf_frequency_factors", "tensor": "rope_freqs.weight"}
-    kind = gguf.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    prefix = f"{architecture}.rope.scaling."
-    return {"rope_type": kind} | {
-        k[len(prefix) :]: v for k, v in gguf.metadata.items() if k.startswith(prefix)
-    }
 
 
 # ---------------------------------------------------------------- Hugging Face folders
@@ -243,7 +149,10 @@ def _open_folder(path: Path) -> ModelFiles:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(path / "config.json", "'architectures' is absent or empty")
     config = _complete(config)
-    length = next((config[key] for key in _LENGTH_KEYS if config.get(key)), None)
+    # A model of several parts keeps it with the text's: such a one is refused by its architecture's name.
+    inner = config.get("text_config")
+    places = (config, inner if isinstance(inner, dict) else {})
+    length = next((place[key] for place in places for key in _LENGTH_KEYS if place.get(key)), None)
     if not isinstance(length, int) or length <= 0:
         raise ModelFileError(path / "config.json", f"none of {', '.join(_LENGTH_KEYS)} is a positive integer")
     generation_config = _read_json(path / "generation_config.json") or {}

@@ -90,8 +90,9 @@ class Server:
         return self.process.wait(timeout)
 
     def errors(self) -> str:
-        """Standard error so far."""
-        return self.log.read_text()
+        """Standard error so far, start-up's ledger apart."""
+        lines = self.log.read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("servelite: start-up: "))
 
 
 def start_server(folder: Path, *flags: str, model: str = "demo") -> Server:

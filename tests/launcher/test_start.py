@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -22,7 +23,7 @@ from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, url_of
 from servelite.launcher.runtime_dir import runtime_folder
-from servelite.launcher.signals import SignalPipe
+from servelite.launcher.signals import ENDING, SignalPipe, ending_at_once
 from servelite.launcher.start import check_model, find_model
 
 
@@ -104,6 +105,20 @@ def test_a_damaged_model_is_told_before_anything_starts(tmp_path: Path) -> None:
     assert caught.value.exit_code is ExitCode.MODEL
 
 
+@pytest.mark.parametrize("inner", ["text_config", ""])
+def test_a_model_of_an_unknown_architecture_is_told_before_anything_starts(
+    inner: str, tmp_path: Path
+) -> None:
+    sizes = {"max_position_embeddings": 64}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], **({inner: sizes} if inner else sizes)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        LaunchError, match="'Gemma3ForConditionalGeneration'; supported: Gemma3ForCausalLM, L"
+    ):
+        check_model(Settings(model=str(tmp_path)))
+    check_model(Settings(model=str(tmp_path), executor="simulated"))  # runs none
+
+
 def test_a_child_that_fails_at_the_start_does_not_wait_for_the_other(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,3 +185,24 @@ def test_an_ignored_hangup_stays_ignored() -> None:
             assert signals.read() == []
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_that_end_at_once_do_so_for_a_while_only() -> None:
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` leaves it
+    try:
+        before = {number: signal.getsignal(number) for number in ENDING}
+        with ending_at_once():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]
+        assert {number: signal.getsignal(number) for number in ENDING} == before
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+
+
+def test_a_revision_is_for_the_hub_only(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    for model in (str(tmp_path / "m.gguf"), "demo", "no-such-thing"):
+        with pytest.raises(LaunchError, match="--revision is 'v1'") as caught:
+            find_model(Settings(model=model, revision="v1"))
+        assert caught.value.exit_code is ExitCode.SETTING and "\n" not in str(caught.value)

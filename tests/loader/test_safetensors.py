@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,15 +91,121 @@ def test_no_weights_at_all(folder: Path) -> None:
     assert load_error(folder).startswith(f"{folder}: neither model.safetensors nor")
 
 
-def test_a_damaged_file(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\x00" * 64)
-    assert load_error(folder).startswith(f"{folder}/model.safetensors: not a readable safetensors file")
+def test_pickled_weights_are_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    text = load_error(folder)
+    assert "pickled weights (pytorch_model.bin) are never read" in text and "convert them" in text
 
 
-def test_a_truncated_file(folder: Path) -> None:
+UNREADABLE = "not a readable safetensors file"
+
+
+def test_a_truncated_file_names_the_first_tensor_that_is_not_whole(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert load_error(folder).startswith(f"{folder}/model.safetensors: not a readable safetensors file")
+    text = load_error(folder)
+    assert text.startswith(f"{file}: {UNREADABLE} (tensor 'model.")
+    assert text.endswith("an incomplete download?)")
+
+
+def written(header: Any, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "its header runs past the file's end (0 bytes)"),
+        (b"\xff" * 64, "its header runs past the file's end (64 bytes)"),
+        (b"\x00" * 64, "invalid JSON in header"),
+        (b"version https://git-lfs", "its header runs past the file's end"),
+        (written({"w": entry([4, 4], 0, 60)}, bytes(60)), "tensor 'w' has 60 bytes for shape [4, 4] of F32"),
+        (
+            written({"w": entry([4, 4], 0, 64)}, bytes(60)),
+            "tensor 'w' ends at byte 64 of the data, there are 60",
+        ),
+        (
+            written({"v": entry([4], 0, 16), "w": entry([2], 12, 20)}, bytes(20)),
+            "tensor 'w' begins at byte 12 of the data, the one before it ends at 16",
+        ),
+        (written({"w": entry([1 << 40, 1 << 40], 0, 64)}, bytes(64)), "tensor 'w' has 64 bytes for shape"),
+        (written({"w": entry([4], 0, 1 << 62)}, bytes(16)), "tensor 'w' has 4611686018427387904 bytes"),
+        (written({"w": entry([4], 0, 16, "NOPE")}, bytes(16)), "unknown variant `NOPE`"),
+        (written({"w": 7}), "invalid type: integer `7`"),
+        (written({"v": entry([4], 0, 16)}, bytes(20)), "file not fully covered"),
+    ],
+)
+def test_a_header_that_lies(folder: Path, content: bytes, says: str) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(content)
+    text = load_error(folder)
+    assert text.startswith(f"{file}: {UNREADABLE} (") and says in text
+
+
+def test_a_folder_in_a_files_place(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    assert load_error(folder).startswith(f"{folder}/model.safetensors: {UNREADABLE} (")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    tiny_llama(tmp_path, shard="100KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    return tmp_path
+
+
+def index_of(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+
+
+def test_shards_hold_what_one_file_holds(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    whole = tmp_path_factory.mktemp("whole")
+    tiny_llama(whole)
+    for slots in zip(
+        load_model(open_model_files(sharded), REFERENCE).weights(),
+        load_model(open_model_files(whole), REFERENCE).weights(),
+        strict=True,
+    ):
+        assert slots[0].name == slots[1].name and torch.equal(slots[0].tensor, slots[1].tensor)
+
+
+def test_a_shard_without_a_tensor_that_the_index_says_it_has(sharded: Path) -> None:
+    file = sharded / index_of(sharded)[TENSOR]
+    kept = {name: tensor for name, tensor in load_file(file).items() if name != TENSOR}
+    save_file(kept, file)
+    assert load_error(sharded) == (
+        f"{file}: tensor '{TENSOR}' is missing, which model.safetensors.index.json says is in this file"
+    )
+
+
+def test_a_copy_in_another_shard_counts_for_nothing(sharded: Path) -> None:
+    right = sharded / index_of(sharded)[TENSOR]
+    wrong = next(file for file in sharded.glob("model-*.safetensors") if file != right)
+    save_file({**load_file(wrong), TENSOR: torch.full((16, 48), 7.0)}, wrong)
+    (slot,) = [s for s in load_model(open_model_files(sharded), REFERENCE).weights() if s.name == TENSOR]
+    assert torch.equal(slot.tensor, load_file(right)[TENSOR])
+
+
+def test_a_missing_shard(sharded: Path) -> None:
+    file = sharded / index_of(sharded)[TENSOR]
+    file.unlink()
+    assert load_error(sharded) == f"{file}: the file is missing (model.safetensors.index.json names it)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_widened(folder: Path, dtype: torch.dtype) -> None:
+    file = folder / "model.safetensors"
+    halved = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    save_file(halved, file)
+    for slot in load_model(open_model_files(folder), REFERENCE).weights():
+        assert slot.tensor.dtype is torch.float32
+        assert torch.equal(slot.tensor, halved[slot.name].to(torch.float32))
 
 
 @pytest.mark.parametrize(

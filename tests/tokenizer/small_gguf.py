@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -19,8 +21,18 @@ TYPES = [CONTROL, CONTROL, USER_DEFINED, *[NORMAL] * (len(BYTES) + len(WORDS))]
 HIDDEN = 32
 
 
-def write_gguf(path: Path, *, architecture: str = "llama", tied: bool = True, **changes: Any) -> Path:
-    """A model without layers. `changes`: metadata by key, with "__" for "."; None leaves a key out."""
+def write_gguf(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    tied: bool = True,
+    tensors: Mapping[str, np.ndarray] = MappingProxyType({}),
+    **changes: Any,
+) -> Path:
+    """A model without layers, and `tensors` besides.
+
+    `changes`: metadata by key, with "__" for "."; None leaves a key out.
+    """
     prefix = architecture
     metadata: dict[str, Any] = {
         f"{prefix}.embedding_length": HIDDEN,
@@ -58,6 +70,8 @@ def write_gguf(path: Path, *, architecture: str = "llama", tied: bool = True, **
     writer.add_tensor("output_norm.weight", np.ones(HIDDEN, dtype=np.float32))
     if not tied:
         writer.add_tensor("output.weight", table)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -104,7 +104,7 @@ def test_llama_3_takes_a_whole_token_whatever_the_merges_say(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.model is 'llama'"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer.ggml.model is 'bert'; 'gpt2' (byte-level BPE) and"),
         ({"tokenizer__ggml__pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', not one of those known: gpt-2"),
         ({"tokenizer__ggml__pre": None}, "tokenizer.ggml.pre is 'default'"),
         ({"tokenizer__ggml__tokens": None}, "'tokenizer.ggml.tokens' is absent"),

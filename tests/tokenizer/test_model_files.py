@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from servelite.tokenizer.model_files import ModelFileError, ModelFiles, open_model_files
@@ -73,8 +75,8 @@ def test_every_end_token_of_a_gguf_file_counts(tmp_path: Path) -> None:
 
 
 def test_another_gguf_architecture_opens_under_its_own_name(tmp_path: Path) -> None:
-    files = open_model_files(write_gguf(tmp_path / "m.gguf", architecture="gemma3"))
-    assert files.architecture == "gemma3" and files.config["hidden_size"] == HIDDEN
+    files = open_model_files(write_gguf(tmp_path / "m.gguf", architecture="starcoder2"))
+    assert files.architecture == "starcoder2" and files.config["hidden_size"] == HIDDEN
 
 
 def test_experts_make_it_another_class(tmp_path: Path) -> None:
@@ -85,12 +87,97 @@ def test_experts_make_it_another_class(tmp_path: Path) -> None:
 def test_rope_scaling_is_told_not_dropped(tmp_path: Path) -> None:
     scaled = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
     config = open_model_files(write_gguf(tmp_path / "m.gguf", **scaled)).config
-    assert config["rope_scaling"] == {"rope_type": "linear", "type": "linear", "factor": 4.0}
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_yarns_numbers_have_hugging_faces_names(tmp_path: Path) -> None:
+    scaled = {
+        "qwen2__rope__scaling__type": "yarn",
+        "qwen2__rope__scaling__factor": 4.0,
+        "qwen2__rope__scaling__original_context_length": 32,
+        "qwen2__rope__scaling__finetuned": True,
+    }
+    files = open_model_files(write_gguf(tmp_path / "m.gguf", architecture="qwen2", **scaled))
+    assert files.architecture == "Qwen2ForCausalLM"
+    assert files.config["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+
+
+def rope_divisors(factor: float, low: float = 1.0, high: float = 4.0) -> list[float]:
+    """What llama.cpp's converter writes for Llama 3.1's scaling of 32 dimensions at base 500,000."""
+    divisors = []
+    for i in range(16):
+        wavelength = 2 * math.pi * 500_000 ** (2 * i / 32)
+        smooth = (8192 / wavelength - low) / (high - low)
+        if wavelength < 8192 / high:
+            divisors.append(1.0)
+        elif wavelength > 8192 / low:
+            divisors.append(factor)
+        else:
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors
+
+
+LLAMA31 = {"llama__rope__dimension_count": 32, "llama__rope__freq_base": 500_000.0}
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama_31s_divisors_are_recognised(tmp_path: Path, factor: float) -> None:
+    tensors = {"rope_freqs.weight": np.array(rope_divisors(factor), np.float32)}
+    config = open_model_files(write_gguf(tmp_path / "m.gguf", tensors=tensors, **LLAMA31)).config
+    assert config["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+@pytest.mark.parametrize("divisors", [rope_divisors(8.0, high=3.0), rope_divisors(8.0)[:15]])
+def test_other_divisors_are_refused_by_name_later(tmp_path: Path, divisors: list[float]) -> None:
+    tensors = {"rope_freqs.weight": np.array(divisors, np.float32)}
+    config = open_model_files(write_gguf(tmp_path / "m.gguf", tensors=tensors, **LLAMA31)).config
+    assert config["rope_scaling"]["rope_type"] == "gguf_frequency_factors"
+
+
+def test_what_gemma_3_always_has_is_filled_in(tmp_path: Path) -> None:
+    more = {"gemma3__block_count": 8, "gemma3__attention__sliding_window": 16}
+    config = open_model_files(write_gguf(tmp_path / "m.gguf", architecture="gemma3", **more)).config
+    expected = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 16,
+        "rope_theta": 50_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "query_pre_attn_scalar": HIDDEN // 4,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention", *["sliding_attention"] * 2],
+    }
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_gemma_3_of_27b_scales_by_its_width(tmp_path: Path) -> None:
+    more = {"gemma3__block_count": 62, "gemma3__attention__key_length": 128}
+    config = open_model_files(write_gguf(tmp_path / "m.gguf", architecture="gemma3", **more)).config
+    assert (config["head_dim"], config["query_pre_attn_scalar"]) == (128, HIDDEN // 4)
+
+
+def test_a_pattern_of_windows_in_the_file_counts(tmp_path: Path) -> None:
+    pattern = {"gemma3__attention__sliding_window_pattern": [True, False]}
+    config = open_model_files(write_gguf(tmp_path / "m.gguf", architecture="gemma3", **pattern)).config
+    assert config["layer_types"] == ["sliding_attention", "full_attention"]
+    pattern = {"gemma3__attention__sliding_window_pattern": [True]}
+    with pytest.raises(ModelFileError, match="sliding_window_pattern"):
+        open_model_files(write_gguf(tmp_path / "n.gguf", architecture="gemma3", **pattern))
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"split__count": 3}, "one of 3 parts of a model; join them first"),
         ({"llama__embedding_length": None}, "metadata key 'llama.embedding_length' is absent"),
         ({"llama__attention__head_count": 0}, "'llama.attention.head_count' is 0, no positive number"),
         ({"llama__context_length": "long"}, "'llama.context_length' is 'long', no positive number"),
