@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"servelite {servelite.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    from servelite.cli import chat, env, serve
+    from servelite.cli import bench, chat, env, serve
 
-    for module in (serve, chat, env):
+    for module in (serve, chat, bench, env):
         module.add_command(commands)
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
