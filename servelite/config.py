@@ -82,6 +82,13 @@ class Settings:
     max_model_len: int = _setting(
         0, "longest prompt plus answer, in tokens; 0: the model's own", low=0, high=1 << 24
     )
+    gpu_memory_utilization: float = _setting(
+        0.0,
+        "share of the memory available at start that weights and KV pool take together, on any device; "
+        "0: see --kv-cache-memory-bytes",
+        low=0.0,
+        high=1.0,
+    )
     max_num_seqs: int = _setting(64, "requests that run at once", low=1, high=4096)
     max_num_batched_tokens: int = _setting(
         512, "token budget of one step, at least --max-num-seqs", low=1, high=1 << 20
@@ -159,6 +166,13 @@ class Settings:
         for name in ("api_key", "served_model_name"):
             if "" in getattr(self, name):
                 raise SettingError(f"{flag_of(name)} is empty: give a value, or leave the flag out")
+        if self.max_model_len == 1:
+            raise SettingError("--max-model-len is 1: a prompt's token and an answer's are 2")
+        if self.gpu_memory_utilization and (self.kv_cache_memory_bytes or self.num_gpu_blocks_override):
+            raise SettingError(
+                "--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes or "
+                "--num-gpu-blocks-override: give one of them"
+            )
         if not self.host:
             raise SettingError("--host is empty: give an address (0.0.0.0 or :: for all)")
         if not self.model:

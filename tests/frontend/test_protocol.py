@@ -294,6 +294,13 @@ def test_params_for_the_engine() -> None:
         Sampling(min_tokens=8).params(7, (2,))
 
 
+def test_allowed_tokens_that_min_tokens_forbids_are_refused() -> None:
+    assert Sampling(allowed_token_ids=(2, 3), min_tokens=1).params(7, (2,)).allowed_token_ids == (2, 3)
+    assert Sampling(allowed_token_ids=(2,)).params(7, (2,)).allowed_token_ids == (2,)
+    with pytest.raises(APIError, match="allowed_token_ids has stop tokens only, which min_tokens 1 forbids"):
+        Sampling(allowed_token_ids=(2, 3), stop_token_ids=(3,), min_tokens=1).params(7, (2,))
+
+
 def test_token_ids_outside_the_vocabulary_are_named() -> None:
     for name, sampling in (
         ("logit_bias", Sampling(logit_bias=((100, 1.0),))),
