@@ -151,8 +151,38 @@ class Settings:
     drain_timeout: float = _setting(
         30.0, "seconds that answers in flight have to finish after SIGTERM", low=0.0, high=86400.0
     )
+    on_engine_failure: str = _setting(
+        "resume",
+        "what becomes of answers in flight when the engine dies: `resume` on a new one, or `fail`",
+        choices=("resume", "fail"),
+    )
+    stall_warning: float = _setting(
+        5.0,
+        "seconds without a step, with work to do, after which /health/ready says no; at least five times the "
+        "slowest step seen",
+        low=0.1,
+        high=86400.0,
+    )
+    hang_timeout: float = _setting(
+        60.0,
+        "seconds without a step, with work to do, after which the engine is killed and started again",
+        low=0.1,
+        high=86400.0,
+    )
+    recovery_timeout: float = _setting(
+        120.0,
+        "seconds that answers wait for a new engine; what is left then gets an error",
+        low=0.0,
+        high=86400.0,
+    )
     log_level: str = _setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
     debug: bool = _setting(False, "tracebacks, and the engine's invariants checked after every step")
+    fault_injection: str = _setting(
+        "",
+        "faults for tests, with --debug only: `crash`, `exit`, `error`, `hang`, `fail` or `nan`, each with "
+        "`:step=N` or `:token=ID` of a prompt, several with `;`",
+        metavar="FAULTS",
+    )
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -173,6 +203,8 @@ class Settings:
                 "--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes or "
                 "--num-gpu-blocks-override: give one of them"
             )
+        if self.fault_injection and not self.debug:
+            raise SettingError("--fault-injection needs --debug: it makes the engine fail on purpose")
         if not self.host:
             raise SettingError("--host is empty: give an address (0.0.0.0 or :: for all)")
         if not self.model:

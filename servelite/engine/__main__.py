@@ -51,10 +51,14 @@ def _serve(boot: Boot, lifeline: Lifeline, started: float) -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(name)s: %(message)s")
     ledger = [("imports", time.monotonic() - started)]
     # Imported here: torch comes with it, and a failure to import it is reported like any other.
+    from servelite.worker.faults import FaultyRunner, parse_faults
     from servelite.worker.load import load_runner
 
     mark = time.monotonic()
+    faults = parse_faults(settings.fault_injection)
     runner = load_runner(settings, resolve_model(settings.model))
+    if faults:
+        runner = FaultyRunner(runner, faults, boot.epoch)
     ledger += [*runner.facts.ledger, ("load", time.monotonic() - mark)]
     executor = InProcessExecutor(runner, settings.async_depth)
     sock = EngineSocket(boot.engine_address)

@@ -88,9 +88,15 @@ class EngineState(Collector):
     def __init__(self) -> None:
         self.load = Load()
         self.facts: Ready | None = None
+        self.restarts = 0
+        self._earlier = dict.fromkeys((attribute for _, _, attribute in _COUNTERS), 0)
 
     def take_ready(self, ready: Ready) -> None:
-        """A fresh engine: nothing has run, all its blocks are free."""
+        """A fresh engine: nothing has run, all its blocks are free. What its forerunners counted stays."""
+        if self.facts is not None:
+            self.restarts += 1
+            for attribute in self._earlier:
+                self._earlier[attribute] += getattr(self.load, attribute)
         self.facts = ready
         self.load = Load(free_blocks=ready.num_blocks)
 
@@ -99,7 +105,11 @@ class EngineState(Collector):
         for name, text, attribute in _GAUGES:
             yield GaugeMetricFamily(f"servelite_{name}", text, value=getattr(self.load, attribute))
         for name, text, attribute in _COUNTERS:
-            yield CounterMetricFamily(f"servelite_{name}", text, value=getattr(self.load, attribute))
+            value = self._earlier[attribute] + getattr(self.load, attribute)
+            yield CounterMetricFamily(f"servelite_{name}", text, value=value)
+        yield CounterMetricFamily(
+            "servelite_engine_restarts", "Engines that took the place of a dead one.", value=self.restarts
+        )
         total = self.facts.num_blocks if self.facts else 0
         used = (total - self.load.free_blocks) / total if total else 0.0
         yield GaugeMetricFamily("servelite_kv_blocks_total", "KV blocks in the pool.", value=total)
@@ -150,6 +160,8 @@ class Metrics:
         self._refused = self._counter(
             "requests_refused", "Requests answered with an error, by reason.", "reason"
         )
+        self.resumed = self._counter("requests_resumed", "Requests taken over by a new engine.")
+        self.quarantined = self._counter("requests_quarantined", "Requests under which the engine died.")
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's acceptance to its first token.", _SECONDS
         )

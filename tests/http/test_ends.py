@@ -208,16 +208,6 @@ def test_a_signal_while_it_starts(tmp_path: Path, demo_model: Path) -> None:
         end(server)
 
 
-def test_a_killed_engine_ends_everything(server: Server, tmp_path: Path) -> None:
-    with open_stream(server, 1000) as stream:
-        os.kill(server.child("servelite.engine"), signal.SIGKILL)
-        events = stream.read()
-    assert b'"code":"engine_dead"' in events and b"SIGKILL" in events
-    assert server.wait() == ExitCode.CHILD_DIED
-    assert server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL)"
-    assert nothing_left(server, tmp_path)
-
-
 def test_a_killed_front_end_ends_everything(server: Server, tmp_path: Path) -> None:
     os.kill(server.child("servelite.frontend"), signal.SIGKILL)
     assert server.wait() == ExitCode.CHILD_DIED
