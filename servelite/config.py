@@ -51,6 +51,9 @@ class Settings:
     )
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
+    api_workers: int = _setting(
+        1, "front-end processes that share the port; one serves thousands of tokens a second", low=1, high=64
+    )
     api_key: tuple[str, ...] = _setting(
         (),
         "keys that clients send as `Authorization: Bearer KEY`, several allowed; without one a request gets "

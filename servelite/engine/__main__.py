@@ -17,7 +17,7 @@ from servelite.engine.mailbox import SocketMailbox
 from servelite.executor.in_process import InProcessExecutor
 from servelite.ipc.lifeline import Lifeline, clip
 from servelite.ipc.messages import Boot, ChildFailed, ChildReady
-from servelite.ipc.process import ExitCode, die_with_parent
+from servelite.ipc.process import ExitCode, die_with_parent, set_title
 from servelite.ipc.progress import ProgressPage
 from servelite.ipc.sockets import EngineSocket
 from servelite.loader.resolve import ModelNotFound, resolve_model
@@ -34,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lifeline", type=int, required=True)
     lifeline = Lifeline.from_fd(parser.parse_args().lifeline)
+    set_title("servelite: engine core")
     boot = lifeline.recv()
     if not isinstance(boot, Boot):
         return ExitCode.OK  # the launcher is gone already

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -36,6 +37,7 @@ from servelite.ipc.messages import (
 from servelite.ipc.process import usable_cpus
 from servelite.ipc.progress import ProgressPage
 from servelite.observability.logs import configure_logs
+from servelite.observability.shared_metrics import PERIOD_S
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class FrontEnd:
         self._service = service
         self._server = HTTPServer(make_app(service), service.settings.timeout_keep_alive)
         self._draining: asyncio.Task[None] | None = None
+        self._epoch = -1  # of the engine it is connected to
         self._reader: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
         self._giving_up: asyncio.TimerHandle | None = None
@@ -89,6 +92,9 @@ class FrontEnd:
         listener = socket.socket(fileno=self._boot.listen_fd)
         self._connect(self._boot.engine_address, self._boot.epoch)
         self._serving = self._begin(self._announce(), "announce")
+        sharing = None
+        if self._service.settings.api_workers > 1:
+            sharing = self._begin(self._share_metrics(), "metrics")
         server = asyncio.create_task(self._server.run_on(listener), name="http")
         try:
             await asyncio.wait({server, self._failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +103,7 @@ class FrontEnd:
             server.result()
         finally:
             self._service.close()
-            tasks = [task for task in (self._reader, self._serving) if task is not None]
+            tasks = [task for task in (self._reader, self._serving, sharing) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,7 +121,14 @@ class FrontEnd:
     def _connect(self, address: str, epoch: int) -> None:
         if self._reader is not None:
             self._reader.cancel()
+        self._epoch = epoch
         self._reader = self._begin(self._service.engine.run(address, epoch), "engine reader")
+
+    async def _share_metrics(self) -> None:
+        exchange = self._service.metrics.share(Path(self._boot.folder))
+        while True:
+            exchange.publish()
+            await asyncio.sleep(PERIOD_S)
 
     async def _announce(self) -> None:
         """Open the door once the engine is ready, and tell the launcher."""
@@ -145,7 +158,8 @@ class FrontEnd:
             case EngineStalled(stalled):
                 self._service.lifecycle.stall(stalled)
             case EngineUp(address, epoch):
-                self._connect(address, epoch)
+                if epoch != self._epoch:  # else this front end was started for this very engine
+                    self._connect(address, epoch)
             case Resubmit(requests):
                 self._resubmit(requests)
             case Quarantine(request, cause):

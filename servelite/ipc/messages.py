@@ -303,6 +303,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot"):
     engine_address: str  # carries the engine's index and epoch
     progress_fd: int
     listen_fd: int = -1  # front ends only
+    folder: str = ""  # of the server's sockets; front ends only
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -334,6 +335,12 @@ class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
     epoch: int
     cause: str
     final: bool = False  # no other one will come
+
+
+class FrontEndGone(msgspec.Struct, frozen=True, tag="front_end_gone"):
+    """Control, to the engine: a front end is dead; its requests are to be aborted."""
+
+    client: int
 
 
 class EngineStalled(msgspec.Struct, frozen=True, tag="engine_stalled"):
@@ -378,7 +385,7 @@ class Passed(msgspec.Struct, frozen=True, tag="passed"):
     requests: tuple[int, ...]
 
 
-ToChild = Boot | EngineUp | EngineDown | EngineStalled | Resubmit | Quarantine | Drain | Stop
+ToChild = Boot | EngineUp | EngineDown | EngineStalled | FrontEndGone | Resubmit | Quarantine | Drain | Stop
 FromChild = ChildReady | ChildFailed | Drained | Passed
 
 CONTRACT_VERSION: Final = 1

@@ -115,6 +115,10 @@ class Recovery:
         self._suspects = [key for key in self._suspects if key not in self._probe]
         return self._next()
 
+    def forget(self, client: int) -> Release | None:
+        """A front end is dead, and its requests with it."""
+        return self.passed([key for key in {*self._suspects, *self._untried} if key[0] == client])
+
     def _next(self) -> Release:
         if not self._suspects:
             self._probe, self._untried = frozenset(), set()

@@ -24,18 +24,19 @@ from servelite.ipc.messages import (
     EngineDown,
     EngineStalled,
     EngineUp,
+    FrontEndGone,
     Passed,
     Quarantine,
     Resubmit,
     Stop,
 )
-from servelite.ipc.process import ExitCode
+from servelite.ipc.process import ExitCode, set_title
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, url_of
 from servelite.launcher.oom import oom_kills
-from servelite.launcher.recovery import GiveUp, Recovery, Release, Restart
+from servelite.launcher.recovery import MOST_RESTARTS, WINDOW_S, GiveUp, Recovery, Release, Restart
 from servelite.launcher.runtime_dir import runtime_folder
 from servelite.launcher.signals import SignalPipe, reclaim_signals
 from servelite.launcher.start import check_model, engine_boot, find_model, start_engine, start_front_end
@@ -61,6 +62,7 @@ def serve(settings: Settings) -> int:
     """Serve until a signal or a death; returns the exit code. Called from the main thread."""
     started = time.monotonic()
     reclaim_signals()
+    set_title("servelite: launcher")
     try:
         settings = find_model(settings)  # may take its time over a download: signals end it as usual
         check_model(settings)
@@ -99,6 +101,7 @@ class Supervisor:
         self._look_at: float | None = None  # when the engine is looked at next
         self._watchdog = Watchdog(settings.stall_warning, settings.hang_timeout, self._look_every)
         self._stalled = False
+        self._replaced: list[float] = []  # when front ends were
         self._selector = selectors.DefaultSelector()
 
     def run(self, folder: str) -> int:
@@ -109,7 +112,8 @@ class Supervisor:
             self._folder = folder
             self._selector.register(self._signals, selectors.EVENT_READ, None)
             self._engine = self._watch(start_engine(boot))
-            self._front_ends.append(self._watch(start_front_end(0, boot, self._listener)))
+            for index in range(self._settings.api_workers):
+                self._front_ends.append(self._watch(self._start_front_end(index)))
             while self._restart_at is not None or any(child.alive for child in self._children):
                 self._step()
         finally:
@@ -199,7 +203,7 @@ class Supervisor:
                 )
 
     def _bury(self, child: Child) -> None:
-        """A child has died. An engine that served is started again; any other death ends the server."""
+        """A child has died. Another takes its place, unless the server is only starting or it happens often."""
         self._selector.unregister(child.pidfd)
         if child.lifeline.fileno() in self._selector.get_map():
             self._selector.unregister(child.lifeline)
@@ -209,6 +213,8 @@ class Supervisor:
             return
         if child is self._engine and self._phase is not Phase.STARTING:
             self._recover(child)
+            return
+        if child in self._front_ends and self._phase is not Phase.STARTING and self._replace(child):
             return
         self._culprit = self._culprit or child
         if self._phase is Phase.STARTING:  # nobody is served: what the other is still loading can go
@@ -237,6 +243,27 @@ class Supervisor:
             return
         self._culprit = self._culprit or engine
         self._drain(0.0, _LAST_WORDS_S)
+
+    def _replace(self, front_end: Child) -> bool:
+        """A front end has died, its connections with it. Whether the server goes on, with another one."""
+        client = self._front_ends.index(front_end)
+        self._engine.send(FrontEndGone(client))
+        self._page.slots[client] = 0
+        self._release(self._recovery.forget(client))
+        now = time.monotonic()
+        self._replaced = [at for at in self._replaced if now - at < WINDOW_S] + [now]
+        if len(self._replaced) > MOST_RESTARTS:
+            return False
+        if self._phase is Phase.DRAINING:  # nothing new comes in
+            self._drained(front_end)
+            return True
+        self._warn(f"the {front_end.name} died: {front_end.death()}; starting it again")
+        self._children.remove(front_end)
+        self._front_ends[client] = self._watch(self._start_front_end(client))
+        return True
+
+    def _start_front_end(self, index: int) -> Child:
+        return start_front_end(index, self._boot, self._listener, self._folder)
 
     def _restart_engine(self) -> None:
         self._restart_at = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -17,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from servelite.ipc.messages import Load, Ready
+from servelite.observability.shared_metrics import MetricsExchange
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -152,8 +154,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        """Of this front end alone."""
+        self._exposed = CollectorRegistry(auto_describe=False)
         self.engine = EngineState()
-        self._registry.register(self.engine)
+        self._exposed.register(self.engine)
+        self._exchange: MetricsExchange | None = None
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens the engine has produced.")
         self._success = self._counter("request_success", "Requests that ended, by reason.", "finished_reason")
@@ -184,9 +189,16 @@ class Metrics:
         """Count a request that was answered with an error of that code."""
         self._refused.labels(reason=reason).inc()
 
+    def share(self, folder: Path) -> MetricsExchange:
+        """From now on add up with the front ends that use the same folder."""
+        self._exchange = MetricsExchange(folder, self._registry)
+        self._exposed.register(self._exchange)
+        return self._exchange
+
     def expose(self) -> bytes:
         """The text of `/metrics`."""
-        return generate_latest(self._registry)
+        own = b"" if self._exchange else generate_latest(self._registry)
+        return generate_latest(self._exposed) + own
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"servelite_{name}", text, labelnames=labels, registry=self._registry)

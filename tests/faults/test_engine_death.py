@@ -34,7 +34,7 @@ def body(number: int, tokens: int = 100) -> dict[str, Any]:
 
 
 def kill_engine(server: Server) -> None:
-    os.kill(server.child("servelite.engine"), signal.SIGKILL)
+    os.kill(server.child("engine core"), signal.SIGKILL)
 
 
 async def whole(port: int, bodies: list[dict[str, Any]]) -> list[Told]:
@@ -127,7 +127,7 @@ async def test_an_engine_that_hangs_is_replaced(tmp_path: Path, demo_model: Path
         bodies = [body(number) for number in range(4)]
         expected = await whole(server.port, bodies)
         tasks = await all_streams(server.port, bodies)
-        os.kill(server.child("servelite.engine"), signal.SIGSTOP)
+        os.kill(server.child("engine core"), signal.SIGSTOP)
         deadline = time.monotonic() + 2.5 * 5
         while (await asyncio.to_thread(server.get, "/health/ready"))[0] == 200:
             assert time.monotonic() < deadline
@@ -143,7 +143,7 @@ async def test_an_engine_that_hangs_is_replaced(tmp_path: Path, demo_model: Path
 async def test_an_engine_that_only_pauses_lives_on(tmp_path: Path, demo_model: Path) -> None:
     with running_server(tmp_path, *SIMULATED, "--stall-warning", "0.3", "--hang-timeout", "60") as server:
         tasks = await all_streams(server.port, [body(0)])
-        engine = server.child("servelite.engine")
+        engine = server.child("engine core")
         os.kill(engine, signal.SIGSTOP)
         try:
             deadline = time.monotonic() + 15
@@ -154,7 +154,7 @@ async def test_an_engine_that_only_pauses_lives_on(tmp_path: Path, demo_model: P
             os.kill(engine, signal.SIGCONT)
         assert (await tasks[0]).done
         await wait_until_ready(server)
-        assert server.child("servelite.engine") == engine
+        assert server.child("engine core") == engine
         assert "moves again" in server.errors()
 
 

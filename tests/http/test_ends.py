@@ -208,15 +208,6 @@ def test_a_signal_while_it_starts(tmp_path: Path, demo_model: Path) -> None:
         end(server)
 
 
-def test_a_killed_front_end_ends_everything(server: Server, tmp_path: Path) -> None:
-    os.kill(server.child("servelite.frontend"), signal.SIGKILL)
-    assert server.wait() == ExitCode.CHILD_DIED
-    assert (
-        server.errors().splitlines()[-1].startswith("servelite: the front end 0 failed: killed by signal 9")
-    )
-    assert nothing_left(server, tmp_path)
-
-
 def test_children_do_not_outlive_the_launcher(server: Server, tmp_path: Path) -> None:
     children = server.children()
     server.signal(signal.SIGKILL)
