@@ -203,7 +203,7 @@ class Supervisor:
                 )
 
     def _bury(self, child: Child) -> None:
-        """A child has died. Another takes its place, unless the server is only starting or it happens often."""
+        """A child has died. Another takes its place, unless the server only starts, or it happens often."""
         self._selector.unregister(child.pidfd)
         if child.lifeline.fileno() in self._selector.get_map():
             self._selector.unregister(child.lifeline)
