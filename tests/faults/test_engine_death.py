@@ -221,12 +221,3 @@ async def test_an_engine_that_always_dies_ends_the_server(tmp_path: Path, demo_m
         assert (
             server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL)"
         )
-
-
-@pytest.mark.parametrize("text", ["crash", "crash:step=x", "melt:step=3", "crash:row=3"])
-def test_a_fault_that_cannot_be_read_is_named(text: str, tmp_path: Path, demo_model: Path) -> None:
-    from servelite.config import SettingError
-    from servelite.worker.faults import parse_faults
-
-    with pytest.raises(SettingError, match="--fault-injection"):
-        parse_faults(text)
