@@ -12,13 +12,14 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from servelite.frontend.errors import APIError
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
 HEAD_S: Final = 30.0  # from a head's first byte to its last
+MAX_PIPELINED: Final = 16  # requests that wait behind the one that is answered
 _CLOSE_S: Final = 0.5  # for requests to end, once their connections are gone
 _HEAD_TOO_LARGE: Final = APIError(
     431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.", code="headers_too_large"
@@ -48,13 +49,16 @@ class _ServerState(ServerState):
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's, with bounds on a request's head: its size, and the time it takes to come."""
+    """uvicorn's, with bounds on a request's head (its size, and the time it takes to come), and an eye on
+    the client while requests are pipelined: uvicorn's stops reading then, and tells the last one only.
+    """
 
     _head_bytes = 0  # received since the head began
     _parsed_bytes = 0  # of the head, as the parser has told
     _in_head = False
     _too_large = False
     _head_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # the others of the pipeline wait for it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,6 +67,10 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -92,6 +100,14 @@ class _Connection(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.close()
+        elif self.pipeline:
+            self.flow.resume_reading()  # or the end of the connection would not be seen
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _count(self, size: int) -> None:
         self._parsed_bytes += size

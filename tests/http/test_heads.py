@@ -1,4 +1,4 @@
-"""A request's head is bounded in size and in time, before any key is asked for."""
+"""Connections: heads bounded in size and in time, before any key is asked for; pipelined requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def served(keep_alive: int = 75) -> AsyncIterator[int]:
+async def served(keep_alive: int = 75, app: Any = app) -> AsyncIterator[int]:
     """The port of a server of `app`."""
     server = HTTPServer(app, keep_alive)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -112,3 +112,37 @@ async def test_a_connection_that_is_used_again_keeps_its_time() -> None:
             await reader.readexactly(1)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
+
+
+async def test_a_client_that_leaves_is_noticed_whatever_it_has_pipelined() -> None:
+    gone, begun = asyncio.Event(), asyncio.Event()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        begun.set()
+        assert (await receive())["type"] == "http.disconnect"
+        gone.set()
+
+    async with served(app=waiting) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(2 * b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 5)
+        del reader
+
+
+async def test_pipelined_requests_are_answered_in_order_and_bounded() -> None:
+    async with served() as port:
+        one = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+        got = await answer(port, one * 3 + BEGIN + END)
+        assert got.count(b"HTTP/1.1 200 ") == 4
+        held = asyncio.Event()
+
+        async def waiting(scope: Any, receive: Any, send: Any) -> None:
+            await held.wait()
+
+        async with served(app=waiting) as other:
+            assert await answer(other, one * (http_server.MAX_PIPELINED + 2)) == b""
+            held.set()
