@@ -133,7 +133,8 @@ class Settings:
     )
     executor: str = _setting(
         "auto",
-        "`auto` runs the model; `simulated` runs none and yields pseudo-random or scripted tokens",
+        "`auto` runs the model; `simulated` runs none and yields pseudo-random or scripted tokens, for which "
+        "of the sampling fields only seed, stops and length count",
         choices=("auto", "simulated"),
     )
     simulated_step_ms: float | None = _setting(
@@ -188,7 +189,9 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        kinds = _types()
         for f in dataclasses.fields(self):
+            _check_type(f.name, kinds[f.name], getattr(self, f.name))
             _check_bounds(f, getattr(self, f.name))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SettingError(
@@ -212,6 +215,11 @@ class Settings:
             raise SettingError("--host is empty: give an address (0.0.0.0 or :: for all)")
         if not self.model:
             raise SettingError("MODEL is empty: give a GGUF file, a Hugging Face folder, or `demo`")
+        if self.executor == "simulated" and (self.kv_cache_memory_bytes or self.gpu_memory_utilization):
+            raise SettingError(
+                "--kv-cache-memory-bytes and --gpu-memory-utilization have no effect with --executor "
+                "simulated, which has no memory: give --num-gpu-blocks-override"
+            )
         if self.executor != "simulated" and (self.simulated_script or self.simulated_step_ms is not None):
             raise SettingError("--simulated-script and --simulated-step-ms need --executor simulated")
 
@@ -234,6 +242,18 @@ def flag_of(name: str) -> str:
 def variable_of(name: str) -> str:
     """The environment variable of the setting `name`."""
     return "SERVELITE_" + name.upper()
+
+
+def _check_type(name: str, kind: Any, value: Any) -> None:
+    """A program may give anything; None is what a setting without a value has."""
+    several = isinstance(kind, types.GenericAlias)
+    wanted: Any = (tuple, list) if several else (int, float) if kind is float else kind
+    right = isinstance(value, wanted) and (kind is bool or not isinstance(value, bool))
+    if several and right:
+        right = all(isinstance(each, str) for each in value)
+    if not right and value is not None:
+        words = "a list of strings" if several else f"of type {kind.__name__}"
+        raise SettingError(f"{flag_of(name)} is {value!r}, not {words}")
 
 
 def _check_bounds(f: dataclasses.Field[Any], value: Any) -> None:

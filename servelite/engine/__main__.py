@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from typing import Final
 
 from servelite.config import SettingError, Settings
 from servelite.engine.build import build_engine, ready_message
@@ -22,6 +23,13 @@ from servelite.ipc.progress import ProgressPage
 from servelite.ipc.sockets import EngineSocket
 from servelite.loader.resolve import ModelNotFound, resolve_model
 from servelite.tokenizer.model_files import ModelFileError
+
+_FAILURES: Final = (
+    (SettingError, ExitCode.SETTING, ""),
+    (ModelNotFound, ExitCode.MODEL, ""),
+    (ModelFileError, ExitCode.MODEL, ""),
+    (MemoryError, ExitCode.MEMORY, "lower --max-num-seqs, --max-model-len or --num-gpu-blocks-override"),
+)
 
 
 def main() -> int:
@@ -78,15 +86,13 @@ def _serve(boot: Boot, lifeline: Lifeline, started: float) -> None:
 
 
 def _failure(error: Exception) -> ChildFailed:
-    code = {
-        SettingError: ExitCode.SETTING,
-        ModelNotFound: ExitCode.MODEL,
-        ModelFileError: ExitCode.MODEL,
-        MemoryError: ExitCode.MEMORY,
-    }.get(type(error), ExitCode.INTERNAL)
+    code, hint = next(
+        ((code, hint) for kind, code, hint in _FAILURES if isinstance(error, kind)), (ExitCode.INTERNAL, "")
+    )
     return ChildFailed(
         kind=type(error).__name__,
         message=clip(str(error)),
+        hint=hint,
         exit_code=int(code),
         traceback=clip(traceback.format_exc()),
     )

@@ -34,7 +34,7 @@ from servelite.ipc.process import ExitCode, set_title
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
-from servelite.launcher.listen import open_listener, url_of
+from servelite.launcher.listen import open_listener, raise_descriptor_limit, url_of
 from servelite.launcher.oom import oom_kills
 from servelite.launcher.recovery import MOST_RESTARTS, WINDOW_S, GiveUp, Recovery, Release, Restart
 from servelite.launcher.runtime_dir import runtime_folder
@@ -67,6 +67,7 @@ def serve(settings: Settings) -> int:
         settings = find_model(settings)  # may take its time over a download: signals end it as usual
         check_model(settings)
         with SignalPipe() as signals:
+            raise_descriptor_limit()
             listener = open_listener(settings.host, settings.port)
             with listener, runtime_folder(settings.runtime_dir) as folder:
                 return Supervisor(settings, signals, listener, started).run(folder)
@@ -370,8 +371,15 @@ class Supervisor:
             return ExitCode.OK
         if self._settings.debug and child.failed is not None and child.failed.traceback:
             print(child.failed.traceback, file=sys.stderr)
-        print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
-        return ExitCode.CHILD_DIED if child.failed is None else child.failed.exit_code
+        if child.failed is None:
+            print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
+            return ExitCode.CHILD_DIED
+        if child.failed.exit_code in (ExitCode.SETTING, ExitCode.MODEL):  # the user's to mend: no name helps
+            hint = f" ({child.failed.hint})" if child.failed.hint else ""
+            print(f"servelite: {child.failed.message}{hint}", file=sys.stderr)
+        else:
+            print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
+        return child.failed.exit_code
 
 
 def _print(text: str) -> None:

@@ -61,7 +61,13 @@ def size_pool(
     blocks = settings.num_gpu_blocks_override
     if not blocks:
         blocks = _pool_bytes(settings, available, weights) // block_bytes
-    blocks = min(blocks, settings.max_num_seqs * blocks_per_request)
+    usable = settings.max_num_seqs * blocks_per_request
+    if blocks > usable and (settings.num_gpu_blocks_override or settings.kv_cache_memory_bytes):
+        _log.warning(
+            "the KV pool gets %d blocks, not %d: %d requests of %d tokens use no more",
+            usable, blocks, settings.max_num_seqs, length,
+        )  # fmt: skip
+    blocks = min(blocks, usable)
     if blocks >= blocks_per_request:
         return PoolSize(blocks, length)
     whole_blocks = range(1, -(-length // size) + 1)
