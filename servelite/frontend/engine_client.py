@@ -10,9 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from servelite.frontend.admission import Place
+from servelite.frontend.engine_link import EngineLink
 from servelite.frontend.errors import APIError, from_engine
 from servelite.frontend.request import RequestRecord
 from servelite.ipc.messages import (
@@ -22,6 +24,7 @@ from servelite.ipc.messages import (
     Abort,
     Add,
     FinishReason,
+    FromEngine,
     Hello,
     Outputs,
     Ready,
@@ -29,11 +32,7 @@ from servelite.ipc.messages import (
     pack,
     unpack,
 )
-from servelite.ipc.sockets import connect_engine_async, decode_from_engine, encode
 from servelite.observability.metrics import Metrics
-
-if TYPE_CHECKING:
-    import zmq.asyncio
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class EngineClient:
         self._client = client
         self._metrics = metrics
         self._retry_after = retry_after
-        self._socket: zmq.asyncio.Socket | None = None
+        self._link: EngineLink | None = None
         self._facts: Ready | None = None
         self._numbers = 0
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -71,28 +70,21 @@ class EngineClient:
             What reads until cancelled. It raises ContractMismatch, the engine speaks another version,
             and msgspec.MsgspecError, it sent what is no message.
         """
-        if self._socket is not None:
-            self._socket.close()
+        if self._link is not None:
+            self._link.close()
         if self._ready.done():
             self._ready = asyncio.get_running_loop().create_future()
-        self._socket = connect_engine_async(address, self._client)
-        self._send(Hello(self._client, CONTRACT_VERSION))
-        return self._read(self._socket, epoch)
+        link = self._link = EngineLink(address, self._client, partial(self._take, epoch))
+        link.send(Hello(self._client, CONTRACT_VERSION))
+        return link.read()
 
-    async def _read(self, sock: zmq.asyncio.Socket, epoch: int) -> None:
-        try:
-            while True:
-                message = decode_from_engine(await sock.recv())
-                if message.epoch != epoch:
-                    continue  # a late word of an engine that is dead
-                if isinstance(message, Ready):
-                    self._take_ready(message)
-                else:
-                    self._take_outputs(message)
-        finally:
-            sock.close()
-            if self._socket is sock:
-                self._socket = None
+    def _take(self, epoch: int, message: FromEngine) -> None:
+        if message.epoch != epoch:
+            return  # a late word of an engine that is dead
+        if isinstance(message, Ready):
+            self._take_ready(message)
+        else:
+            self._take_outputs(message)
 
     async def ready(self) -> Ready:
         """The engine's facts, once it has told them."""
@@ -189,9 +181,8 @@ class EngineClient:
             self.passed(sorted(passed))
 
     def _send(self, message: ToEngine) -> None:
-        if self._socket is not None:
-            # Done at once, or queued in order: the socket has no high-water mark, admission bounds it.
-            self._socket.send(encode(message))
+        if self._link is not None and self._link.is_open:
+            self._link.send(message)
 
     def _take_ready(self, ready: Ready) -> None:
         if ready.contract != CONTRACT_VERSION:
