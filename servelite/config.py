@@ -54,6 +54,9 @@ class Settings:
     )
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
+    api_workers: int = _setting(
+        1, "front-end processes that share the port; one serves thousands of tokens a second", low=1, high=64
+    )
     api_key: tuple[str, ...] = _setting(
         (),
         "keys that clients send as `Authorization: Bearer KEY`, several allowed; without one a request gets "
@@ -89,6 +92,13 @@ class Settings:
     )
     max_model_len: int = _setting(
         0, "longest prompt plus answer, in tokens; 0: the model's own", low=0, high=1 << 24
+    )
+    gpu_memory_utilization: float = _setting(
+        0.0,
+        "share of the memory available at start that weights and KV pool take together, on any device; "
+        "0: see --kv-cache-memory-bytes",
+        low=0.0,
+        high=1.0,
     )
     max_num_seqs: int = _setting(64, "requests that run at once", low=1, high=4096)
     max_num_batched_tokens: int = _setting(
@@ -131,7 +141,8 @@ class Settings:
     )
     executor: str = _setting(
         "auto",
-        "`auto` runs the model; `simulated` runs none and yields pseudo-random or scripted tokens",
+        "`auto` runs the model; `simulated` runs none and yields pseudo-random or scripted tokens, for which "
+        "of the sampling fields only seed, stops and length count",
         choices=("auto", "simulated"),
     )
     simulated_step_ms: float | None = _setting(
@@ -152,11 +163,43 @@ class Settings:
     drain_timeout: float = _setting(
         30.0, "seconds that answers in flight have to finish after SIGTERM", low=0.0, high=86400.0
     )
+    on_engine_failure: str = _setting(
+        "resume",
+        "what becomes of answers in flight when the engine dies: `resume` on a new one, or `fail`",
+        choices=("resume", "fail"),
+    )
+    stall_warning: float = _setting(
+        5.0,
+        "seconds without a step, with work to do, after which /health/ready says no; at least five times the "
+        "slowest step seen",
+        low=0.1,
+        high=86400.0,
+    )
+    hang_timeout: float = _setting(
+        60.0,
+        "seconds without a step, with work to do, after which the engine is killed and started again",
+        low=0.1,
+        high=86400.0,
+    )
+    recovery_timeout: float = _setting(
+        120.0,
+        "seconds that answers wait for a new engine; what is left then gets an error",
+        low=0.0,
+        high=86400.0,
+    )
     log_level: str = _setting("info", "how much to log", choices=("debug", "info", "warning", "error"))
     debug: bool = _setting(False, "tracebacks, and the engine's invariants checked after every step")
+    fault_injection: str = _setting(
+        "",
+        "faults for tests, with --debug only: `crash`, `exit`, `error`, `hang`, `fail` or `nan`, each with "
+        "`:step=N` or `:token=ID` of a prompt, several with `;`",
+        metavar="FAULTS",
+    )
 
     def __post_init__(self) -> None:
+        kinds = _types()
         for f in dataclasses.fields(self):
+            _check_type(f.name, kinds[f.name], getattr(self, f.name))
             _check_bounds(f, getattr(self, f.name))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SettingError(
@@ -167,10 +210,24 @@ class Settings:
         for name in ("api_key", "served_model_name"):
             if "" in getattr(self, name):
                 raise SettingError(f"{flag_of(name)} is empty: give a value, or leave the flag out")
+        if self.max_model_len == 1:
+            raise SettingError("--max-model-len is 1: a prompt's token and an answer's are 2")
+        if self.gpu_memory_utilization and (self.kv_cache_memory_bytes or self.num_gpu_blocks_override):
+            raise SettingError(
+                "--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes or "
+                "--num-gpu-blocks-override: give one of them"
+            )
+        if self.fault_injection and not self.debug:
+            raise SettingError("--fault-injection needs --debug: it makes the engine fail on purpose")
         if not self.host:
             raise SettingError("--host is empty: give an address (0.0.0.0 or :: for all)")
         if not self.model:
             raise SettingError("MODEL is empty: give a GGUF file, a Hugging Face folder, a hub id, or `demo`")
+        if self.executor == "simulated" and (self.kv_cache_memory_bytes or self.gpu_memory_utilization):
+            raise SettingError(
+                "--kv-cache-memory-bytes and --gpu-memory-utilization have no effect with --executor "
+                "simulated, which has no memory: give --num-gpu-blocks-override"
+            )
         if self.executor != "simulated" and (self.simulated_script or self.simulated_step_ms is not None):
             raise SettingError("--simulated-script and --simulated-step-ms need --executor simulated")
 
@@ -193,6 +250,18 @@ def flag_of(name: str) -> str:
 def variable_of(name: str) -> str:
     """The environment variable of the setting `name`."""
     return "SERVELITE_" + name.upper()
+
+
+def _check_type(name: str, kind: Any, value: Any) -> None:
+    """A program may give anything; None is what a setting without a value has."""
+    several = isinstance(kind, types.GenericAlias)
+    wanted: Any = (tuple, list) if several else (int, float) if kind is float else kind
+    right = isinstance(value, wanted) and (kind is bool or not isinstance(value, bool))
+    if several and right:
+        right = all(isinstance(each, str) for each in value)
+    if not right and value is not None:
+        words = "a list of strings" if several else f"of type {kind.__name__}"
+        raise SettingError(f"{flag_of(name)} is {value!r}, not {words}")
 
 
 def _check_bounds(f: dataclasses.Field[Any], value: Any) -> None:

@@ -60,6 +60,12 @@ def test_names_are_several() -> None:
         ),
         ({"executor": "simulated", "simulated_step_ms": -1.0}, ["--simulated-step-ms", "-1.0", "0.0"]),
         ({"host": ""}, ["--host", "empty"]),
+        ({"max_model_len": 1}, ["--max-model-len", "1", "2"]),
+        ({"gpu_memory_utilization": 1.1}, ["--gpu-memory-utilization", "1.1", "1.0"]),
+        (
+            {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 1},
+            ["--gpu-memory-utilization", "--kv-cache-memory-bytes"],
+        ),
         ({"model": ""}, ["MODEL", "empty"]),
         ({"served_model_name": ("a", "")}, ["--served-model-name", "empty"]),
     ],

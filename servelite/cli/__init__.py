@@ -7,10 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import servelite
 from servelite.ipc.process import ExitCode
 from servelite.platform_check import platform_refusal
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; --help has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitCode.SETTING, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments in (["--version"], ["-V"]):  # before any command is imported
         print(f"servelite {servelite.__version__}")
         return 0
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="servelite", description="Serves language models with an OpenAI-compatible API."
     )
     parser.add_argument("--version", action="version", version=f"servelite {servelite.__version__}")

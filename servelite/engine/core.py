@@ -120,7 +120,8 @@ class EngineCore:
         if self._requests.find((client, add.request)) is not None:
             return  # a duplicate
         request = self._admission.request_of(client, add, self._clock())
-        if not isinstance(request, RequestError) and self._requests.queue_is_full(add):
+        # What a dead engine had accepted is not refused by its successor.
+        if not isinstance(request, RequestError) and not add.attempt and self._requests.queue_is_full(add):
             request = QUEUE_FULL
         if isinstance(request, RequestError):
             self._outbox.add_error(client, add.request, request)

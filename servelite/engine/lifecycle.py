@@ -106,6 +106,8 @@ class RequestLifecycle:
         queued = len(self.waiting) + self.num_parked()
         if queued >= self.rows.num_rows + self._limits.requests:
             return True
+        if add.prefix_of >= 0:
+            return False  # its prompt is another one's, and counted there
         tokens = self.waiting.num_tokens + len(add.prompt) // TOKEN.itemsize
         return queued > 0 and tokens > self._limits.tokens
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from servelite.ipc.lifeline import Lifeline
-from servelite.ipc.messages import CONTRACT_VERSION, Abort, Add, Hello, Outputs, Ready, Stop
+from servelite.ipc.messages import CONTRACT_VERSION, Abort, Add, FrontEndGone, Hello, Outputs, Ready, Stop
 from servelite.ipc.sockets import EngineSocket, PeerGone, decode_to_engine, encode
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class SocketMailbox:
             message = self._lifeline.recv()
             if message is None or isinstance(message, Stop):
                 yield -1, Stop()
+            elif isinstance(message, FrontEndGone):
+                self._forget(message.client)
         while (received := self._sock.recv()) is not None:
             yield from self._read(*received)
         while self._gone:
@@ -99,8 +101,13 @@ class SocketMailbox:
         try:
             self._sock.send(peer, encode(outputs))
         except PeerGone:
+            self._forget(client)
+
+    def _forget(self, client: int) -> None:
+        peer = self._peers.pop(client, None)
+        if peer is not None:
             log.warning("front end %d is gone; its requests are aborted", client)
-            del self._peers[client], self._clients[peer]
+            del self._clients[peer]
             self._gone.append(client)
 
     def clients(self) -> list[int]:

@@ -10,7 +10,7 @@ import traceback
 
 from servelite.ipc.lifeline import Lifeline, clip
 from servelite.ipc.messages import Boot, ChildFailed
-from servelite.ipc.process import ExitCode, die_with_parent
+from servelite.ipc.process import ExitCode, die_with_parent, set_title
 from servelite.tokenizer.chat_template import InvalidTemplate
 from servelite.tokenizer.model_files import ModelFileError
 
@@ -28,6 +28,7 @@ def main() -> int:
     boot = lifeline.recv()
     if not isinstance(boot, Boot):
         return ExitCode.OK  # the launcher is gone already
+    set_title(f"servelite: front end {boot.index}")
     try:
         from servelite.frontend.process import serve
 

@@ -59,13 +59,13 @@ class Answer:
         if finish is FinishReason.STOP and tokens and not self._include_stop:
             tokens.pop()  # the stop token itself is no text
         text = self._detokenizer.push(tokens) if tokens else ""
+        if finish in _REASONS:
+            text += self._detokenizer.finish()  # which may complete a stop string
+            self.finish_reason = _REASONS[finish]
         if self._detokenizer.stopped is not None:
             self.completion_tokens = self._detokenizer.stop_token_count
             self.finish_reason = "stop"
             self._engine.abort(record, "stop")
-        elif finish in _REASONS:
-            text += self._detokenizer.finish()
-            self.finish_reason = _REASONS[finish]
         return text
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -14,9 +15,11 @@ from servelite.frontend.body import ClientGone, decode_json, read_body
 from servelite.frontend.errors import APIError
 from servelite.frontend.generation import Generation
 from servelite.frontend.middleware import BodyDiscard, KeyCheck, RequestID
-from servelite.frontend.protocol import read_detokenize, read_tokenize
+from servelite.frontend.protocol import BodyRules, read_detokenize, read_tokenize
 from servelite.frontend.service import Service
 from servelite.observability.metrics import CONTENT_TYPE
+
+_T = TypeVar("_T")
 
 
 def make_app(service: Service) -> FastAPI:
@@ -70,12 +73,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_tokenizing(app: FastAPI, service: Service) -> None:
     """vLLM's `/tokenize` and `/detokenize`."""
 
-    async def body_of(request: Request) -> Any:
+    async def read(request: Request, reader: Callable[[Any, BodyRules], _T]) -> _T:
         reading = read_body(request.scope, request.receive, service.settings.max_body_bytes)
-        return decode_json(await service.lifecycle.arrival(reading))
+        body = await service.lifecycle.arrival(reading)
+        return await service.preparation.parse(lambda: reader(decode_json(body), service.rules), len(body))
 
     async def tokenize(request: Request) -> Response:
-        asked = read_tokenize(await body_of(request), service.rules)
+        asked = await read(request, read_tokenize)
         if asked.model is not None:
             service.check_model(asked.model)
         preparation = service.preparation
@@ -87,7 +91,7 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
             )
         pieces = None
         if asked.return_token_strs:
-            pieces = [service.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+            pieces = await preparation.token_texts(tokens)
         return _json(
             200,
             {
@@ -99,7 +103,7 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
         )
 
     async def detokenize(request: Request) -> Response:
-        asked = read_detokenize(await body_of(request), service.rules)
+        asked = await read(request, read_detokenize)
         if asked.model is not None:
             service.check_model(asked.model)
         return _json(200, {"prompt": await service.preparation.detokenize(asked.tokens)})

@@ -98,6 +98,22 @@ def not_ready() -> APIError:
     )
 
 
+def recovering() -> APIError:
+    """The 503 of a server whose engine has died and is being started again."""
+    return APIError(
+        503, "The engine is being restarted.", code="engine_not_ready", headers=(("retry-after", "1"),)
+    )
+
+
+def quarantined(cause: str) -> APIError:
+    """The 500 for the request under which the engine died twice, the second time with nobody beside it."""
+    return APIError(
+        500,
+        f"The engine died twice while it worked on this request, the second time on it alone: {cause}",
+        code="engine_killed_by_request",
+    )
+
+
 def engine_dead(cause: str) -> APIError:
     """The 503 of a server whose engine has died."""
     return APIError(503, f"The engine has died: {cause}", code="engine_dead")

@@ -6,6 +6,7 @@ the check and the documentation cannot differ. null means absent, as in OpenAI's
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -58,6 +59,11 @@ REQUIRED: Final = Required()
 NO_DEFAULTS: Final[Mapping[str, Any]] = {}
 
 
+_short: Final = reprlib.Repr()
+"""Of containers: looks at a few items and levels only, whatever the size."""
+_short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxstring = 3, 8, 8, 8, SHOWN
+
+
 def refuse_unknown(name: str) -> None:
     """What becomes of a field that is not declared: a 400."""
     raise bad_request(f"Unknown field {shown(name)}", name[:SHOWN], "unknown_field")
@@ -65,7 +71,9 @@ def refuse_unknown(name: str) -> None:
 
 def shown(value: Any) -> str:
     """`value` as an error repeats it, shortened."""
-    text = repr(value)
+    if isinstance(value, str):
+        value = value[: SHOWN + 1]
+    text = _short.repr(value) if isinstance(value, (list, tuple, dict)) else repr(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
@@ -256,8 +264,8 @@ class Object:
             raise bad_request(f"{path} must be an object, not {shown(value)}", path)
         known = {f.name for f in self.fields}
         for name in value:
-            if name not in known:
-                raise bad_request(f"Unknown field {path}.{name}", f"{path}.{name}", "unknown_field")
+            if name not in known and value[name] is not None:
+                raise bad_request(f"Unknown field {path}.{name[:64]}", f"{path}.{name[:64]}", "unknown_field")
         return {
             f.name: f.default if value.get(f.name) is None else f.type.read(f"{path}.{f.name}", value[f.name])
             for f in self.fields
@@ -333,7 +341,7 @@ def read_fields(
         raise bad_request(f"The request body must be a JSON object, not {shown(body)}")
     known = {f.name for f in fields}
     for name in body:
-        if name not in known:
+        if name not in known and body[name] is not None:  # null asks for nothing
             unknown(name)
     values = {f.name: f.read(body, defaults) for f in fields}
     for name, value in values.items():

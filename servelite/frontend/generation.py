@@ -49,9 +49,8 @@ class Generation:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         reading = read_body(scope, receive, service.settings.max_body_bytes)
-        body = decode_json(await service.lifecycle.arrival(reading))
-        request: ChatRequest | CompletionRequest
-        request = read_chat(body, service.rules) if self._chat else read_completion(body, service.rules)
+        body = await service.lifecycle.arrival(reading)
+        request = await service.preparation.parse(lambda: self._read(body), len(body))
         service.check_model(request.model)
         if isinstance(request, ChatRequest):
             answers = await service.chat(
@@ -81,6 +80,12 @@ class Generation:
             for answer in answers:
                 answer.close()
 
+    def _read(self, body: bytes) -> ChatRequest | CompletionRequest:
+        rules = self._service.rules
+        return (
+            read_chat(decode_json(body), rules) if self._chat else read_completion(decode_json(body), rules)
+        )
+
     async def _whole(
         self,
         request: ChatRequest | CompletionRequest,
@@ -89,15 +94,32 @@ class Generation:
         send: Send,
     ) -> None:
         form, choices, more = request.form, [], {}
-        for answer in answers:
-            texts = []
-            while answer.finish_reason is None:
-                texts.append(await answer.next())
+        for answer, text in zip(answers, await _read_all(answers), strict=True):
             writer = ChoiceWriter(answer, form, request.sampling, self._service.tokenizer, chat=self._chat)
-            choices.append(writer.whole("".join(texts)))
+            choices.append(writer.whole(text))
             if self._chat and answer is answers[0]:  # the choices of a chat have one prompt
                 more = writer.prompt_fields()
         await send_json(send, 200, whole_answer(head, choices, usage_of(answers), more))
+
+
+async def _read_all(answers: Sequence[Answer]) -> list[str]:
+    """The texts of all answers, complete; the first failure is told at once."""
+    if len(answers) == 1:
+        return [await _read(answers[0])]
+    tasks = [asyncio.create_task(_read(answer)) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read(answer: Answer) -> str:
+    texts = []
+    while answer.finish_reason is None:
+        texts.append(await answer.next())
+    return "".join(texts)
 
 
 async def _watch(receive: Receive, answers: Sequence[Answer]) -> None:

@@ -8,12 +8,22 @@ import socket
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from servelite.frontend.errors import APIError
+
+MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
+HEAD_S: Final = 30.0  # from a head's first byte to its last
+MAX_PIPELINED: Final = 16  # requests that wait behind the one that is answered
 _CLOSE_S: Final = 0.5  # for requests to end, once their connections are gone
+_HEAD_TOO_LARGE: Final = APIError(
+    431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.", code="headers_too_large"
+)
 
 
 class _ServerState(ServerState):
@@ -38,6 +48,95 @@ class _ServerState(ServerState):
         pass  # uvicorn begins with none
 
 
+class _Connection(HttpToolsProtocol):
+    """uvicorn's, with bounds on a request's head (its size, and the time it takes to come), and an eye on
+    the client while requests are pipelined: uvicorn's stops reading then, and tells the last one only.
+    """
+
+    _head_bytes = 0  # received since the head began
+    _parsed_bytes = 0  # of the head, as the parser has told
+    _in_head = False
+    _too_large = False
+    _head_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # the others of the pipeline wait for it
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Nothing need come at once, but a balancer's idle connections end some time.
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._expire)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        began_before = self._in_head
+        super().data_received(data)
+        if began_before and self._in_head:  # a single endless header never reaches `on_header`
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._too_large = True
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes, self._parsed_bytes = True, 0, 0
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_S, self._expire)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.close()
+        elif self.pipeline:
+            self.flow.resume_reading()  # or the end of the connection would not be seen
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _count(self, size: int) -> None:
+        self._parsed_bytes += size
+        if self._parsed_bytes > MAX_HEAD_BYTES:
+            self._too_large = True
+            raise ValueError("the head is too large")  # the parser's caller ends in `send_400_response`
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _expire(self) -> None:
+        """The head did not come in time."""
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read gets OpenAI's error body, and the connection ends."""
+        error = _HEAD_TOO_LARGE if self._too_large else APIError(400, msg, code="invalid_http")
+        body = error.body()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
+            body
+        )
+        reason = HTTPStatus(error.status).phrase.encode()
+        self.transport.write(b"HTTP/1.1 %d %s\r\n" % (error.status, reason) + head + body)
+        self.transport.close()
+
+
 class HTTPServer(uvicorn.Server):
     """Serves `app` on a listening socket until `stop`; the launcher's word decides, not signals."""
 
@@ -46,7 +145,7 @@ class HTTPServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=_Connection,
             ws="none",
             lifespan="off",
             access_log=False,

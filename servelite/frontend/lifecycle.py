@@ -1,4 +1,4 @@
-"""What a front end is doing: loading, serving, draining, or left without an engine."""
+"""What a front end is doing: loading, serving, waiting for a new engine, draining, or left without one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from servelite.frontend.errors import APIError, body_timeout, engine_dead, not_ready, shutting_down
+from servelite.frontend.errors import (
+    APIError,
+    body_timeout,
+    engine_dead,
+    not_ready,
+    recovering,
+    shutting_down,
+)
 
 BODY_S: Final = 60.0  # for a request's body, from its headers to its last byte
 
@@ -17,7 +24,8 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.state = "loading"
-        self._refusal: APIError | None = not_ready()
+        self._engine: APIError | None = not_ready()  # why the engine takes no requests
+        self._drain: APIError | None = None  # why nobody does any more
         self._answers = 0
         self._arriving: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
@@ -35,8 +43,9 @@ class Lifecycle:
 
     def serve(self) -> None:
         """The engine is ready."""
-        self.state = "ready"
-        self._refusal = None
+        self._engine = None
+        if self.state != "draining":
+            self.state = "ready"
 
     def retire(self) -> None:
         """Draining has begun: balancers are told, requests are still taken."""
@@ -45,19 +54,32 @@ class Lifecycle:
     def refuse(self) -> None:
         """From now on new requests get a 503."""
         self.state = "draining"
-        self._refusal = shutting_down()
+        self._drain = shutting_down()
+        self._end_arriving()
+
+    def stall(self, stalled: bool) -> None:
+        """The engine does not move, or does again: balancers are told, requests are still taken."""
+        if self.state in ("ready", "stalled"):
+            self.state = "stalled" if stalled else "ready"
+
+    def wait_for_engine(self) -> None:
+        """The engine is dead, another is on its way: new requests get a 503 until it is there."""
+        self._engine = recovering()
+        if self.state != "draining":
+            self.state = "recovering"
         self._end_arriving()
 
     def lose_engine(self, cause: str) -> None:
-        """The engine is dead."""
+        """The engine is dead, and no other will come."""
         self.state = "engine dead"
-        self._refusal = engine_dead(cause)
+        self._engine = engine_dead(cause)
         self._end_arriving()
 
     def check(self) -> None:
         """Raises `APIError` (503) unless a request may come in now."""
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)  # raised again and again: frames must not pile up
+        refusal = self._engine or self._drain
+        if refusal is not None:
+            raise refusal.with_traceback(None)  # raised again and again: frames must not pile up
 
     async def arrival(self, body: Awaitable[bytes]) -> bytes:
         """A request's body, while requests are taken and it comes in time.

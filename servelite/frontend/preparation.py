@@ -132,6 +132,17 @@ class Preparation:
 
         return await self._run(work, sum(len(prompt) for prompt in prompts))
 
+    async def parse(self, work: Callable[[], _T], size: int) -> _T:
+        """Reads a body of `size` bytes: here, or where that takes long in the thread for large texts."""
+        return work() if size < LARGE_TEXT else await self._run(work, size)
+
+    async def token_texts(self, tokens: list[int]) -> list[str]:
+        """The text of each token, what is no UTF-8 replaced; raises `APIError`."""
+        return await self._side_job(
+            lambda: [self._tokenizer.token_bytes(token).decode(errors="replace") for token in tokens],
+            len(tokens),
+        )
+
     async def tokenize(self, prompt: str, *, add_special_tokens: bool) -> list[int]:
         """A text's token IDs, for `/tokenize`; raises `APIError`."""
         return await self._side_job(

@@ -7,21 +7,37 @@ import gc
 import logging
 import os
 import socket
-from typing import Final
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
 
 import uvloop
 
 from servelite.config import Settings
 from servelite.frontend.app import make_app
-from servelite.frontend.errors import engine_dead, shutting_down
+from servelite.frontend.errors import engine_dead, quarantined, shutting_down
 from servelite.frontend.http_server import HTTPServer
 from servelite.frontend.model_metadata import read_metadata
 from servelite.frontend.service import Service
 from servelite.ipc.lifeline import Lifeline
-from servelite.ipc.messages import Boot, ChildReady, Drain, Drained, EngineDown, Stop, ToChild
+from servelite.ipc.messages import (
+    Boot,
+    ChildReady,
+    Drain,
+    Drained,
+    EngineDown,
+    EngineStalled,
+    EngineUp,
+    Passed,
+    Quarantine,
+    Resubmit,
+    Stop,
+    ToChild,
+)
 from servelite.ipc.process import usable_cpus
 from servelite.ipc.progress import ProgressPage
 from servelite.observability.logs import configure_logs
+from servelite.observability.shared_metrics import PERIOD_S
 
 log = logging.getLogger(__name__)
 
@@ -63,27 +79,56 @@ class FrontEnd:
         self._service = service
         self._server = HTTPServer(make_app(service), service.settings.timeout_keep_alive)
         self._draining: asyncio.Task[None] | None = None
+        self._epoch = -1  # of the engine it is connected to
+        self._reader: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        service.engine.passed = self._tell_passed
 
     async def run(self) -> None:
         """Until Stop; a task that fails ends the process with its exception."""
         asyncio.get_running_loop().add_reader(self._lifeline.fileno(), self._obey)
         listener = socket.socket(fileno=self._boot.listen_fd)
-        reader = asyncio.create_task(
-            self._service.engine.run(self._boot.engine_address, self._boot.epoch), name="engine reader"
-        )
-        ready = asyncio.create_task(self._announce(), name="announce")
+        self._connect(self._boot.engine_address, self._boot.epoch)
+        self._serving = self._begin(self._announce(), "announce")
+        sharing = None
+        if self._service.settings.api_workers > 1:
+            sharing = self._begin(self._share_metrics(), "metrics")
         server = asyncio.create_task(self._server.run_on(listener), name="http")
         try:
-            pending = {reader, ready, server}
-            while server in pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+            await asyncio.wait({server, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            server.result()
         finally:
-            reader.cancel()
-            ready.cancel()
             self._service.close()
-            await asyncio.gather(reader, ready, return_exceptions=True)
+            tasks = [task for task in (self._reader, self._serving, sharing) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task whose failure is the process's."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._note_failure)
+        return task
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None and not self._failure.done():
+            self._failure.set_exception(task.exception())  # type: ignore[arg-type]
+
+    def _connect(self, address: str, epoch: int) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+        self._epoch = epoch
+        self._reader = self._begin(self._service.engine.run(address, epoch), "engine reader")
+
+    async def _share_metrics(self) -> None:
+        exchange = self._service.metrics.share(Path(self._boot.folder))
+        while True:
+            exchange.publish()
+            await asyncio.sleep(PERIOD_S)
 
     async def _announce(self) -> None:
         """Open the door once the engine is ready, and tell the launcher."""
@@ -91,6 +136,11 @@ class FrontEnd:
         await self._service.engine.ready()
         self._service.lifecycle.serve()
         self._lifeline.send(ChildReady())
+
+    async def _serve_again(self) -> None:
+        """All requests are with a new engine."""
+        await self._service.engine.ready()
+        self._service.lifecycle.serve()
 
     def _obey(self) -> None:
         message: ToChild | None = self._lifeline.recv()  # type: ignore[assignment]
@@ -103,13 +153,54 @@ class FrontEnd:
                 if self._draining is not None:
                     self._draining.cancel()  # the launcher has changed its mind: now it is at once
                 self._draining = asyncio.create_task(self._drain(delay, timeout), name="drain")
-            case EngineDown(_, cause):
-                self._service.lifecycle.lose_engine(cause)
-                self._service.engine.fail_all(engine_dead(cause))
+            case EngineDown(_, cause, final):
+                self._lose_engine(cause, final=final)
+            case EngineStalled(stalled):
+                self._service.lifecycle.stall(stalled)
+            case EngineUp(address, epoch):
+                if epoch != self._epoch:  # else this front end was started for this very engine
+                    self._connect(address, epoch)
+            case Resubmit(requests):
+                self._resubmit(requests)
+            case Quarantine(request, cause):
+                self._service.engine.quarantine(request, quarantined(cause))
             case _:
                 log.warning(
                     "a control message that this front end does not act on: %s", type(message).__name__
                 )
+
+    def _lose_engine(self, cause: str, *, final: bool) -> None:
+        """The engine is dead. Unless that is final, its requests wait for the next, and not for ever."""
+        service, settings = self._service, self._service.settings
+        if self._serving is not None:
+            self._serving.cancel()
+        service.engine.lose()
+        if final:
+            service.lifecycle.lose_engine(cause)
+            service.engine.fail_all(engine_dead(cause))
+            return
+        service.lifecycle.wait_for_engine()
+        if settings.on_engine_failure == "fail":
+            service.engine.fail_all(engine_dead(cause))
+        elif self._giving_up is None:
+            self._giving_up = asyncio.get_running_loop().call_later(
+                settings.recovery_timeout, self._give_up, cause
+            )
+
+    def _give_up(self, cause: str) -> None:
+        self._giving_up = None
+        self._service.engine.fail_lost(engine_dead(cause))
+
+    def _resubmit(self, requests: tuple[int, ...] | None) -> None:
+        self._service.engine.resubmit(requests)
+        if requests is None:
+            if self._giving_up is not None:
+                self._giving_up.cancel()
+                self._giving_up = None
+            self._serving = self._begin(self._serve_again(), "serve again")
+
+    def _tell_passed(self, numbers: list[int]) -> None:
+        self._lifeline.send(Passed(tuple(numbers)))
 
     async def _drain(self, delay: float, timeout: float) -> None:
         service = self._service

@@ -35,7 +35,7 @@ COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's default of /v1/completions
 MAX_CHOICES: Final = 128
 MAX_LOGPROBS: Final = 1024
 MAX_DEADLINE_MS: Final = 86_400_000
-RESERVED_TEMPLATE_NAMES: Final = ("messages", "add_generation_prompt", "continue_final_message")
+RESERVED_TEMPLATE_NAMES: Final = ("self", "messages", "add_generation_prompt", "continue_final_message")
 
 
 @dataclass(frozen=True)

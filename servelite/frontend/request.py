@@ -9,7 +9,7 @@ import msgspec
 
 from servelite.frontend.admission import Place
 from servelite.frontend.body import ClientGone
-from servelite.frontend.errors import APIError
+from servelite.frontend.errors import APIError, deadline_exceeded
 from servelite.frontend.logprobs import LogprobTable
 from servelite.ipc.messages import TOKEN, Add, FinishReason, pack, unpack
 
@@ -76,11 +76,47 @@ class RequestRecord:
         """The prompt's token IDs."""
         return unpack(self._add.prompt).tolist()
 
-    def add_message(self) -> Add:
-        """The Add that starts this request, or resumes it after the tokens it has."""
-        if not self.attempt:
-            return self._add
-        return msgspec.structs.replace(self._add, attempt=self.attempt, produced=pack(self.produced))
+    @property
+    def leader(self) -> int:
+        """The request whose prompt this one shares and waits for; -1: none."""
+        return self._add.prefix_of
+
+    def first_message(self) -> Add:
+        """The Add that starts this request."""
+        return self._add
+
+    def resume_message(self, *, with_leader: bool) -> Add:
+        """The Add that goes on after the tokens it has, at an engine that knows nothing of it.
+
+        Args:
+            with_leader: the request it waits for is resumed as well, and has had no token.
+
+        Raises:
+            APIError: its deadline has passed, and it has had no token.
+        """
+        self.attempt += 1
+        add, begun = self._add, bool(self.produced)
+        deadline_ms = -1
+        if add.deadline_ms >= 0 and not begun:
+            deadline_ms = add.deadline_ms - int((time.monotonic() - self.arrived) * 1000)
+            if deadline_ms < 0:
+                raise deadline_exceeded(add.deadline_ms)
+        sampling = add.sampling
+        if begun and sampling.prompt_logprobs >= 0:  # they came before the first token
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
+        return msgspec.structs.replace(
+            add,
+            attempt=self.attempt,
+            produced=pack(self.produced),
+            sampling=sampling,
+            deadline_ms=deadline_ms,
+            prefix_of=add.prefix_of if with_leader else -1,
+        )
+
+    def note_cached(self, tokens: int) -> None:
+        """How much of the prompt was in the prefix cache: what its first token was told to cost stays so."""
+        if not (self.attempt and self.produced):
+            self.cached_tokens = tokens
 
     def deliver(self, first_index: int, tokens: list[int], finish: int) -> None:
         """Append what is new of `tokens`, the first of which is the answer's token `first_index`.

@@ -106,6 +106,12 @@ class Sampling:
         if self.min_tokens > max_tokens:
             raise _too_few(self.min_tokens, max_tokens)
         eos = () if self.ignore_eos else eos_token_ids
+        stops = tuple(dict.fromkeys(eos + self.stop_token_ids))
+        if self.min_tokens and self.allowed_token_ids and set(stops).issuperset(self.allowed_token_ids):
+            raise bad_request(
+                f"allowed_token_ids has stop tokens only, which min_tokens {self.min_tokens} forbids",
+                "allowed_token_ids",
+            )
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -113,7 +119,7 @@ class Sampling:
             top_k=max(self.top_k, 0),
             min_p=self.min_p,
             min_tokens=self.min_tokens,
-            stop_token_ids=tuple(dict.fromkeys(eos + self.stop_token_ids)),
+            stop_token_ids=stops,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,

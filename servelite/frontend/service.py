@@ -177,14 +177,18 @@ class Service:
         param: str,
         arrived: float,
     ) -> list[Answer]:
-        """All Adds of a request, once it is known that each of them can be made."""
+        """All Adds of a request, once it is known that each of them can be made.
+
+        The deadline is the first one's: once that runs, the request has begun.
+        """
+        self._check_waiting_tokens(prepared, param)
         parameters = [self._params(prompt, prepared, sampling, options, param) for prompt in prepared.prompts]
         deadline_ms = options.deadline_ms
         if deadline_ms >= 0:
             deadline_ms -= int((time.monotonic() - arrived) * 1000)
             if deadline_ms < 0:
                 raise deadline_exceeded(options.deadline_ms)
-        answers = []
+        answers: list[Answer] = []
         free = iter(places)
         for prompt, params in zip(prepared.prompts, parameters, strict=True):
             leader = -1
@@ -201,13 +205,27 @@ class Service:
                     block_hashes=prompt.block_hashes,
                     cache_salt=options.cache_salt,
                     priority=options.priority,
-                    deadline_ms=deadline_ms,
+                    deadline_ms=-1 if answers else deadline_ms,
                     prefix_of=leader,
                 )
                 record = self.engine.submit(add, next(free))
                 answers.append(Answer(self.engine, record, self.tokenizer, sampling, prompt.text))
                 leader = number if choice == 0 else leader
         return answers
+
+    def _check_waiting_tokens(self, prepared: Prepared, param: str) -> None:
+        """Raises `APIError` (400) for prompts that could not wait together even if nobody else did."""
+        tokens, limit = (
+            sum(prompt.num_tokens for prompt in prepared.prompts),
+            self.settings.max_waiting_tokens,
+        )
+        if len(prepared.prompts) > 1 and tokens > limit:
+            raise bad_request(
+                f"The prompts have {tokens} tokens together; this server lets at most {limit} wait at once "
+                "(--max-waiting-tokens): send fewer prompts in a request",
+                param,
+                "too_many_prompt_tokens",
+            )
 
     def _params(
         self,

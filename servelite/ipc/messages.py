@@ -303,6 +303,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot"):
     engine_address: str  # carries the engine's index and epoch
     progress_fd: int
     listen_fd: int = -1  # front ends only
+    folder: str = ""  # of the server's sockets; front ends only
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -329,17 +330,29 @@ class EngineUp(msgspec.Struct, frozen=True, tag="engine_up"):
 
 
 class EngineDown(msgspec.Struct, frozen=True, tag="engine_down"):
-    """Control: the engine is dead; `suspects` were in its last step."""
+    """Control: the engine is dead."""
 
     epoch: int
     cause: str
-    suspects: tuple[tuple[int, int], ...] = ()  # (client, request)
+    final: bool = False  # no other one will come
+
+
+class FrontEndGone(msgspec.Struct, frozen=True, tag="front_end_gone"):
+    """Control, to the engine: a front end is dead; its requests are to be aborted."""
+
+    client: int
+
+
+class EngineStalled(msgspec.Struct, frozen=True, tag="engine_stalled"):
+    """Control: the engine has work and does not move, or moves again."""
+
+    stalled: bool
 
 
 class Resubmit(msgspec.Struct, frozen=True, tag="resubmit"):
-    """Control: these requests of the front end may be resubmitted now; empty: all."""
+    """Control: the front end's unfinished requests may be resubmitted now: these, or all."""
 
-    requests: tuple[int, ...] = ()
+    requests: tuple[int, ...] | None = None  # None: all, and new ones are taken again
 
 
 class Quarantine(msgspec.Struct, frozen=True, tag="quarantine"):
@@ -366,7 +379,13 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     unfinished: int = 0  # answers that were ended with an error, or whose client did not read them
 
 
-ToChild = Boot | EngineUp | EngineDown | Resubmit | Quarantine | Drain | Stop
-FromChild = ChildReady | ChildFailed | Drained
+class Passed(msgspec.Struct, frozen=True, tag="passed"):
+    """A front end's word on requests that a `Resubmit` named: they have had a token, or have ended."""
+
+    requests: tuple[int, ...]
+
+
+ToChild = Boot | EngineUp | EngineDown | EngineStalled | FrontEndGone | Resubmit | Quarantine | Drain | Stop
+FromChild = ChildReady | ChildFailed | Drained | Passed
 
 CONTRACT_VERSION: Final = 1

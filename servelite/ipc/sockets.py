@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import zmq
 
 from servelite.ipc.messages import FromEngine, ToEngine
-
-if TYPE_CHECKING:
-    import zmq.asyncio
 
 _IDENTITY: Final = struct.Struct("<BIQ")  # a first byte that is never 0 (ZeroMQ keeps that)
 _HIGH_WATER: Final = 100_000  # messages to one front end before it is taken for lost
@@ -53,11 +50,9 @@ def engine_address(runtime_dir: str, index: int, epoch: int) -> str:
     return f"ipc://{path}"
 
 
-def connect_engine_async(address: str, client: int) -> zmq.asyncio.Socket:
-    """A front end's socket, on the running event loop. Its first message must be `Hello`."""
-    import zmq.asyncio
-
-    sock = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+def connect_engine(address: str, client: int) -> zmq.Socket[bytes]:
+    """A front end's socket. Its first message must be `Hello`."""
+    sock: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     sock.setsockopt(zmq.IDENTITY, _IDENTITY.pack(1, client, os.getpid()))
     sock.setsockopt(zmq.LINGER, 200)
     sock.setsockopt(zmq.SNDHWM, 0)  # what may be in flight is bounded by admission

@@ -17,6 +17,7 @@ from servelite.ipc.messages import Boot, ChildFailed, FromChild, ToChild
 from servelite.ipc.process import thread_environment
 
 _REAP_S: Final = 5.0
+_CRASHES: Final = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
 
 
 class Child:
@@ -27,6 +28,8 @@ class Child:
         self.lifeline = lifeline
         self.ready = False
         self.failed: ChildFailed | None = None
+        self.killed_for = ""
+        """Why the launcher killed it, where it did."""
         self._process = process
         self.pidfd = os.pidfd_open(process.pid)
 
@@ -78,9 +81,10 @@ class Child:
             messages.append(message)  # type: ignore[arg-type]
         return messages
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """End it at once."""
         if self.alive:
+            self.killed_for = why
             self._process.kill()
 
     def reap(self) -> None:
@@ -97,11 +101,21 @@ class Child:
         self.pidfd = -1
         self.lifeline.close()
 
+    @property
+    def died_from_inside(self) -> bool:
+        """Whether what it did itself killed it: an error, an exit, a crash; not a signal from others."""
+        code = self._process.returncode
+        return (
+            bool(self.killed_for) or self.failed is not None or code is None or code >= 0 or -code in _CRASHES
+        )
+
     def death(self) -> str:
         """How it died, in words: its own account if it gave one."""
         if self.failed is not None:
             hint = f" ({self.failed.hint})" if self.failed.hint else ""
             return f"{self.failed.kind}: {self.failed.message}{hint}"
+        if self.killed_for:
+            return self.killed_for
         code = self._process.returncode
         if code is not None and code < 0:
             return f"killed by signal {-code} ({signal.Signals(-code).name})"

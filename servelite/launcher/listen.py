@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import socket
 from typing import Final
 
@@ -9,6 +11,13 @@ from servelite.ipc.process import ExitCode
 from servelite.launcher.errors import LaunchError
 
 BACKLOG: Final = 2048
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children have as many open connections as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def open_listener(host: str, port: int) -> socket.socket:

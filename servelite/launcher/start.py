@@ -64,7 +64,7 @@ def start_engine(boot: Boot) -> Child:
     return Child.start("engine", "servelite.engine", boot, (boot.progress_fd,))
 
 
-def start_front_end(index: int, engine: Boot, listener: socket.socket) -> Child:
+def start_front_end(index: int, engine: Boot, listener: socket.socket, folder: str) -> Child:
     """Front end `index`, for the engine that was started with the boot message `engine`."""
     boot = Boot(
         engine.settings,
@@ -73,5 +73,6 @@ def start_front_end(index: int, engine: Boot, listener: socket.socket) -> Child:
         engine_address=engine.engine_address,
         progress_fd=engine.progress_fd,
         listen_fd=listener.fileno(),
+        folder=folder,
     )
     return Child.start(f"front end {index}", "servelite.frontend", boot, (boot.progress_fd, boot.listen_fd))

@@ -17,17 +17,33 @@ from typing import Final
 
 import servelite
 from servelite.config import Settings
-from servelite.ipc.messages import ChildReady, Drain, Drained, EngineDown, Stop
-from servelite.ipc.process import ExitCode
+from servelite.ipc.messages import (
+    ChildReady,
+    Drain,
+    Drained,
+    EngineDown,
+    EngineStalled,
+    EngineUp,
+    FrontEndGone,
+    Passed,
+    Quarantine,
+    Resubmit,
+    Stop,
+)
+from servelite.ipc.process import ExitCode, set_title
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
-from servelite.launcher.listen import open_listener, url_of
+from servelite.launcher.listen import open_listener, raise_descriptor_limit, url_of
+from servelite.launcher.oom import oom_kills
+from servelite.launcher.recovery import MOST_RESTARTS, WINDOW_S, GiveUp, Recovery, Release, Restart
 from servelite.launcher.runtime_dir import runtime_folder
 from servelite.launcher.signals import SignalPipe, ending_at_once, reap_orphans, reclaim_signals
 from servelite.launcher.start import check_model, engine_boot, find_model, start_engine, start_front_end
+from servelite.launcher.watchdog import Verdict, Watchdog
 from servelite.loader.resolve import is_local
 
+_LOOK_S: Final = 0.5  # between looks at the engine's progress, or a quarter of --hang-timeout
 _STOP_S: Final = 5.0  # from Stop to SIGKILL
 _DRAIN_GRACE_S: Final = 3.0  # a front end's time to say Drained, after its time-out
 _HURRY_S: Final = 0.9  # from a second signal to SIGKILL
@@ -47,12 +63,14 @@ def serve(settings: Settings) -> int:
     """Serve until a signal or a death; returns the exit code. Called from the main thread."""
     started = time.monotonic()
     reclaim_signals()
+    set_title("servelite: launcher")
     try:
         # It may take its time over a download. One of the hub's would wait for its threads.
         with contextlib.nullcontext() if is_local(settings.model) else ending_at_once():
             settings = find_model(settings)
         check_model(settings)
         with SignalPipe() as signals:
+            raise_descriptor_limit()
             listener = open_listener(settings.host, settings.port)
             with listener, runtime_folder(settings.runtime_dir) as folder:
                 return Supervisor(settings, signals, listener, started).run(folder)
@@ -82,18 +100,27 @@ class Supervisor:
         self._spawned: dict[Child, float] = {}  # when, on the monotonic clock
         self._ledger: list[tuple[str, float]] = []  # start-up's phases and their seconds
         self._front_ends: list[Child] = []
+        self._recovery = Recovery()
+        self._restart_at: float | None = None  # when the engine is started again
+        self._oom_kills = oom_kills()
+        self._look_every = min(_LOOK_S, settings.stall_warning / 4, settings.hang_timeout / 4)
+        self._look_at: float | None = None  # when the engine is looked at next
+        self._watchdog = Watchdog(settings.stall_warning, settings.hang_timeout, self._look_every)
+        self._stalled = False
+        self._replaced: list[float] = []  # when front ends were
         self._selector = selectors.DefaultSelector()
 
     def run(self, folder: str) -> int:
         """Start everything, return when nothing is left."""
         page = self._page = ProgressPage.create()
         try:
-            boot = engine_boot(self._settings, folder, page)
-            self._epoch = boot.epoch
+            boot = self._boot = engine_boot(self._settings, folder, page)
+            self._folder = folder
             self._selector.register(self._signals, selectors.EVENT_READ, None)
             self._engine = self._watch(start_engine(boot))
-            self._front_ends.append(self._watch(start_front_end(0, boot, self._listener)))
-            while any(child.alive for child in self._children):
+            for index in range(self._settings.api_workers):
+                self._front_ends.append(self._watch(self._start_front_end(index)))
+            while self._restart_at is not None or any(child.alive for child in self._children):
                 self._step()
         finally:
             for child in self._children:
@@ -105,17 +132,22 @@ class Supervisor:
 
     def _watch(self, child: Child) -> Child:
         self._children.append(child)
-        self._spawned[child] = time.monotonic()
+        if self._phase is Phase.STARTING:
+            self._spawned[child] = time.monotonic()
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.lifeline, selectors.EVENT_READ, child)
         return child
 
     def _step(self) -> None:
         """Sleep until something happens, and act on it."""
-        timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        events = self._selector.select(timeout)
+        times = [at for at in (self._deadline, self._restart_at, self._look_at) if at is not None]
+        events = self._selector.select(max(0.0, min(times) - time.monotonic()) if times else None)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._expire()
+        if self._restart_at is not None and time.monotonic() >= self._restart_at:
+            self._restart_engine()
+        if self._look_at is not None and time.monotonic() >= self._look_at:
+            self._look()
         for key, _ in events:
             child: Child | None = key.data
             if child is None:
@@ -137,12 +169,41 @@ class Supervisor:
         for message in messages:
             if isinstance(message, ChildReady):
                 child.ready = True
-                self._ledger += [(f"{child.name}: {phase}", seconds) for phase, seconds in message.ledger]
-                self._ledger.append((f"{child.name} in all", time.monotonic() - self._spawned[child]))
+                if self._phase is Phase.STARTING:
+                    self._note_start(child, message)
+                if child is self._engine and self._boot.epoch:
+                    self._introduce_engine()
                 self._check_ready()
+            elif isinstance(message, Passed):
+                client = self._front_ends.index(child)
+                self._release(self._recovery.passed([(client, number) for number in message.requests]))
             elif isinstance(message, Drained):
                 self._cut += message.unfinished
                 self._drained(child)
+
+    def _look(self) -> None:
+        """See whether the engine moves."""
+        now = time.monotonic()
+        self._look_at = now + self._look_every
+        if not (self._engine.alive and self._engine.ready):
+            return
+        busy = bool(self._page.slots.any())
+        verdict = self._watchdog.look(now, progress=self._page.progress, busy=busy)
+        if verdict is Verdict.HUNG:
+            self._engine.kill(f"it hung: no progress for {self._watchdog.silence:.1f} s with work to do")
+            self._watchdog.reset()
+        elif (stalled := verdict is Verdict.STALLED) != self._stalled:
+            self._stalled = stalled
+            if stalled:
+                self._warn(f"the engine has not moved for {self._watchdog.silence:.1f} s; not ready")
+            else:
+                self._say("the engine moves again")
+            for front_end in self._front_ends:
+                front_end.send(EngineStalled(stalled))
+
+    def _note_start(self, child: Child, ready: ChildReady) -> None:
+        self._ledger += [(f"{child.name}: {phase}", seconds) for phase, seconds in ready.ledger]
+        self._ledger.append((f"{child.name} in all", time.monotonic() - self._spawned[child]))
 
     def _check_ready(self) -> None:
         if self._phase is Phase.STARTING and all(child.ready for child in self._children):
@@ -150,6 +211,7 @@ class Supervisor:
             first = min(self._spawned.values()) - self._started
             for phase, took in [("launcher, until it starts them", first), *self._ledger]:
                 self._say(f"start-up: {took:6.2f} s  {phase}")
+            self._look_at = time.monotonic()
             seconds = time.monotonic() - self._started
             names = ", ".join(self._settings.served_model_name)
             with contextlib.suppress(OSError):  # whoever read our output may have left
@@ -160,7 +222,7 @@ class Supervisor:
                 )
 
     def _bury(self, child: Child) -> None:
-        """A child has died. Unasked, it takes everything with it."""
+        """A child has died. Another takes its place, unless the server only starts, or it happens often."""
         self._selector.unregister(child.pidfd)
         if child.lifeline.fileno() in self._selector.get_map():
             self._selector.unregister(child.lifeline)
@@ -168,16 +230,83 @@ class Supervisor:
         self._undrained.discard(child)
         if self._phase is Phase.STOPPING:
             return
+        if child is self._engine and self._phase is not Phase.STARTING:
+            self._recover(child)
+            return
+        if child in self._front_ends and self._phase is not Phase.STARTING and self._replace(child):
+            return
         self._culprit = self._culprit or child
         if self._phase is Phase.STARTING:  # nobody is served: what the other is still loading can go
             self._phase = Phase.STOPPING
             self._kill()
-        elif child is self._engine and self._front_ends:
-            for front_end in self._front_ends:
-                front_end.send(EngineDown(self._epoch, child.death()))
-            self._drain(0.0, _LAST_WORDS_S)
         else:
             self._stop()
+
+    def _recover(self, engine: Child) -> None:
+        """The engine has died: another one takes over its requests, unless it dies too often."""
+        kills = oom_kills()
+        inside = engine.died_from_inside or kills > self._oom_kills
+        self._oom_kills = kills
+        marks = self._page.steps_in_flight() if engine.ready else []
+        in_flight = {key for mark in marks if mark.epoch == self._boot.epoch for key in mark.requests}
+        decision = self._recovery.died(time.monotonic(), inside=inside, in_flight=in_flight)
+        down = EngineDown(self._boot.epoch, engine.death(), final=isinstance(decision, GiveUp))
+        for front_end in self._front_ends:
+            front_end.send(down)
+        if isinstance(decision, Restart):
+            self._warn(f"the engine died: {down.cause}; starting it again")
+            if decision.quarantined is not None:
+                client, number = decision.quarantined
+                self._front_ends[client].send(Quarantine(number, down.cause))
+            self._restart_at = time.monotonic() + decision.delay
+            return
+        self._culprit = self._culprit or engine
+        self._drain(0.0, _LAST_WORDS_S)
+
+    def _replace(self, front_end: Child) -> bool:
+        """A front end has died, its connections with it. Whether the server goes on, with another one."""
+        client = self._front_ends.index(front_end)
+        self._engine.send(FrontEndGone(client))
+        self._page.slots[client] = 0
+        self._release(self._recovery.forget(client))
+        now = time.monotonic()
+        self._replaced = [at for at in self._replaced if now - at < WINDOW_S] + [now]
+        if len(self._replaced) > MOST_RESTARTS:
+            return False
+        if self._phase is Phase.DRAINING:  # nothing new comes in
+            self._drained(front_end)
+            return True
+        self._warn(f"the {front_end.name} died: {front_end.death()}; starting it again")
+        self._children.remove(front_end)
+        self._front_ends[client] = self._watch(self._start_front_end(client))
+        return True
+
+    def _start_front_end(self, index: int) -> Child:
+        return start_front_end(index, self._boot, self._listener, self._folder)
+
+    def _restart_engine(self) -> None:
+        self._restart_at = None
+        boot = self._boot = engine_boot(self._settings, self._folder, self._page, self._boot.epoch + 1)
+        self._children.remove(self._engine)
+        self._engine = self._watch(start_engine(boot))
+        self._watchdog.reset()
+        self._stalled = False
+
+    def _introduce_engine(self) -> None:
+        """The new engine is ready: it gets the old one's requests."""
+        for front_end in self._front_ends:
+            front_end.send(EngineUp(self._boot.engine_address, self._boot.epoch))
+        self._release(self._recovery.up())
+
+    def _release(self, release: Release | None) -> None:
+        """Let front ends resubmit whom the new engine may have."""
+        if release is None:
+            return
+        for client, front_end in enumerate(self._front_ends):
+            if release.keys is None:
+                front_end.send(Resubmit())
+            elif numbers := tuple(sorted(number for owner, number in release.keys if owner == client)):
+                front_end.send(Resubmit(numbers))
 
     def _end(self) -> None:
         """A signal: drain; a second: cut what is in flight; a third, or before all is served: kill."""
@@ -212,6 +341,7 @@ class Supervisor:
             self._stop()
 
     def _stop(self) -> None:
+        self._restart_at = self._look_at = None
         self._tell_drained()
         self._phase = Phase.STOPPING
         if not self._hurried:  # else its time goes on
@@ -238,15 +368,19 @@ class Supervisor:
             self._say(f"drained: {self._cut or 'no'} answers were cut")
 
     def _kill(self) -> None:
-        self._deadline = None
+        self._deadline = self._restart_at = self._look_at = None
         for child in self._children:
             child.kill()
 
     def _say(self, text: str) -> None:
         """News for the log."""
         if self._settings.log_level in ("debug", "info"):
-            with contextlib.suppress(OSError):  # whoever read our output may have left
-                print(f"servelite: {text}", file=sys.stderr, flush=True)
+            _print(text)
+
+    def _warn(self, text: str) -> None:
+        """Bad news for the log."""
+        if self._settings.log_level != "error":
+            _print(text)
 
     def _report(self) -> int:
         """The exit code; a death that nobody asked for is explained, last of all."""
@@ -255,5 +389,17 @@ class Supervisor:
             return ExitCode.OK
         if self._settings.debug and child.failed is not None and child.failed.traceback:
             print(child.failed.traceback, file=sys.stderr)
-        print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
-        return ExitCode.CHILD_DIED if child.failed is None else child.failed.exit_code
+        if child.failed is None:
+            print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
+            return ExitCode.CHILD_DIED
+        if child.failed.exit_code in (ExitCode.SETTING, ExitCode.MODEL):  # the user's to mend: no name helps
+            hint = f" ({child.failed.hint})" if child.failed.hint else ""
+            print(f"servelite: {child.failed.message}{hint}", file=sys.stderr)
+        else:
+            print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
+        return child.failed.exit_code
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # whoever read our output may have left
+        print(f"servelite: {text}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -17,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from servelite.ipc.messages import Load, Ready
+from servelite.observability.shared_metrics import MetricsExchange
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -88,9 +90,15 @@ class EngineState(Collector):
     def __init__(self) -> None:
         self.load = Load()
         self.facts: Ready | None = None
+        self.restarts = 0
+        self._earlier = dict.fromkeys((attribute for _, _, attribute in _COUNTERS), 0)
 
     def take_ready(self, ready: Ready) -> None:
-        """A fresh engine: nothing has run, all its blocks are free."""
+        """A fresh engine: nothing has run, all its blocks are free. What its forerunners counted stays."""
+        if self.facts is not None:
+            self.restarts += 1
+            for attribute in self._earlier:
+                self._earlier[attribute] += getattr(self.load, attribute)
         self.facts = ready
         self.load = Load(free_blocks=ready.num_blocks)
 
@@ -99,7 +107,11 @@ class EngineState(Collector):
         for name, text, attribute in _GAUGES:
             yield GaugeMetricFamily(f"servelite_{name}", text, value=getattr(self.load, attribute))
         for name, text, attribute in _COUNTERS:
-            yield CounterMetricFamily(f"servelite_{name}", text, value=getattr(self.load, attribute))
+            value = self._earlier[attribute] + getattr(self.load, attribute)
+            yield CounterMetricFamily(f"servelite_{name}", text, value=value)
+        yield CounterMetricFamily(
+            "servelite_engine_restarts", "Engines that took the place of a dead one.", value=self.restarts
+        )
         total = self.facts.num_blocks if self.facts else 0
         used = (total - self.load.free_blocks) / total if total else 0.0
         yield GaugeMetricFamily("servelite_kv_blocks_total", "KV blocks in the pool.", value=total)
@@ -142,14 +154,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        """Of this front end alone."""
+        self._exposed = CollectorRegistry(auto_describe=False)
         self.engine = EngineState()
-        self._registry.register(self.engine)
+        self._exposed.register(self.engine)
+        self._exchange: MetricsExchange | None = None
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens the engine has produced.")
         self._success = self._counter("request_success", "Requests that ended, by reason.", "finished_reason")
         self._refused = self._counter(
             "requests_refused", "Requests answered with an error, by reason.", "reason"
         )
+        self.resumed = self._counter("requests_resumed", "Requests taken over by a new engine.")
+        self.quarantined = self._counter("requests_quarantined", "Requests under which the engine died.")
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From a request's acceptance to its first token.", _SECONDS
         )
@@ -172,9 +189,16 @@ class Metrics:
         """Count a request that was answered with an error of that code."""
         self._refused.labels(reason=reason).inc()
 
+    def share(self, folder: Path) -> MetricsExchange:
+        """From now on add up with the front ends that use the same folder."""
+        self._exchange = MetricsExchange(folder, self._registry)
+        self._exposed.register(self._exchange)
+        return self._exchange
+
     def expose(self) -> bytes:
         """The text of `/metrics`."""
-        return generate_latest(self._registry)
+        own = b"" if self._exchange else generate_latest(self._registry)
+        return generate_latest(self._exposed) + own
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"servelite_{name}", text, labelnames=labels, registry=self._registry)

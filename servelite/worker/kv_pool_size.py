@@ -25,14 +25,20 @@ class PoolSize:
 
 
 def size_pool(
-    settings: Settings, model_len: int, block_bytes: int, available: int, windows: tuple[int, ...] = (0,)
+    settings: Settings,
+    model_len: int,
+    block_bytes: int,
+    available: int,
+    windows: tuple[int, ...] = (0,),
+    weights: int = 0,
 ) -> PoolSize:
     """
     Args:
         model_len: the longest sequence the model can take, in tokens.
         block_bytes: of one block, all layers of its KV group.
-        available: bytes of memory that are free to use.
+        available: bytes of memory that are free to use, the weights loaded.
         windows: of each KV group, in tokens; 0: it keeps all blocks of a request.
+        weights: bytes that the weights take of what was available before.
 
     Raises:
         SettingError: the length asked for is above the model's or does not fit; the text has the numbers.
@@ -54,9 +60,14 @@ def size_pool(
     blocks_per_request = blocks_for(length)
     blocks = settings.num_gpu_blocks_override
     if not blocks:
-        wanted = settings.kv_cache_memory_bytes or min(_MOST_BYTES, int(available * _SHARE))
-        blocks = wanted // block_bytes
-    blocks = min(blocks, settings.max_num_seqs * blocks_per_request)
+        blocks = _pool_bytes(settings, available, weights) // block_bytes
+    usable = settings.max_num_seqs * blocks_per_request
+    if blocks > usable and (settings.num_gpu_blocks_override or settings.kv_cache_memory_bytes):
+        _log.warning(
+            "the KV pool gets %d blocks, not %d: %d requests of %d tokens use no more",
+            usable, blocks, settings.max_num_seqs, length,
+        )  # fmt: skip
+    blocks = min(blocks, usable)
     if blocks >= blocks_per_request:
         return PoolSize(blocks, length)
     whole_blocks = range(1, -(-length // size) + 1)
@@ -65,13 +76,28 @@ def size_pool(
         raise SettingError(
             f"a request of {length} tokens needs {blocks_per_request} KV blocks "
             f"({blocks_per_request * block_bytes} bytes), the pool holds {blocks}: lower --max-model-len "
-            "or raise --kv-cache-memory-bytes (--num-gpu-blocks-override where that is given)"
+            f"or raise {_lever(settings)}"
         )
     _log.warning(
         "max_model_len lowered from %d to %d: the KV pool holds %d blocks of %d tokens",
         length, fitting, blocks, size,
     )  # fmt: skip
     return PoolSize(blocks, fitting)
+
+
+def _pool_bytes(settings: Settings, available: int, weights: int) -> int:
+    if settings.kv_cache_memory_bytes:
+        return settings.kv_cache_memory_bytes
+    if share := settings.gpu_memory_utilization:
+        return max(0, int((available + weights) * share) - weights)
+    return min(_MOST_BYTES, int(available * _SHARE))
+
+
+def _lever(settings: Settings) -> str:
+    """The flag that a larger pool takes."""
+    if settings.num_gpu_blocks_override:
+        return "--num-gpu-blocks-override"
+    return "--gpu-memory-utilization" if settings.gpu_memory_utilization else "--kv-cache-memory-bytes"
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -74,7 +74,8 @@ class CPUModelRunner:
         clock.mark("load weights")
         block_bytes = model.kv_groups[0].block_bytes(settings.block_size, model.dtype)  # equal in all groups
         windows = tuple(spec.window for spec in model.kv_groups)
-        size = size_pool(settings, files.max_model_len, block_bytes, available_memory(), windows)
+        weights = sum(slot.tensor.nbytes for slot in model.weights())
+        size = size_pool(settings, files.max_model_len, block_bytes, available_memory(), windows, weights)
         _warm_up(model, settings.block_size)
         clock.mark("warm up")
         facts = RunnerFacts(

@@ -8,6 +8,7 @@ scheduler or KV manager that gives a row a wrong block yields other tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import zlib
@@ -24,8 +25,10 @@ from servelite.ipc.messages import FLAG, KVGroup, NewRow, Plan, SamplingParams, 
 from servelite.tokenizer.model_files import ModelFiles, open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from servelite.worker.base import RunnerFacts, StepGapError
+from servelite.worker.kv_pool_size import size_pool
 
 _MAX_BLOCKS: Final = 1 << 16
+_BLOCK_BYTES: Final = 128  # as good as any
 _U64 = npt.NDArray[np.uint64]
 
 
@@ -96,16 +99,23 @@ def load_script(path: str, tokenizer: Tokenizer) -> Script:
 
 
 def simulated_facts(settings: Settings, vocab_size: int, model_max_len: int) -> RunnerFacts:
-    """Facts of a simulated model of any length; no memory bounds its pool but `_MAX_BLOCKS`."""
-    max_len = settings.max_model_len or model_max_len
-    per_request = -(-max_len // settings.block_size)
-    blocks = min(settings.max_num_seqs * per_request, max(per_request, _MAX_BLOCKS))
+    """Facts of a simulated model of any length; no memory bounds its pool but `_MAX_BLOCKS`.
+
+    Raises:
+        SettingError: the length asked for does not fit the blocks asked for.
+    """
+    longest = max(settings.max_model_len, model_max_len)
+    per_request = -(-(settings.max_model_len or model_max_len) // settings.block_size)
+    most = min(settings.max_num_seqs * per_request, max(per_request, _MAX_BLOCKS))
+    blocks = settings.num_gpu_blocks_override or most
+    # size_pool takes the length that was asked for to be within the model's, which here has none.
+    size = size_pool(dataclasses.replace(settings, num_gpu_blocks_override=blocks), longest, _BLOCK_BYTES, 0)
     return RunnerFacts(
-        num_blocks=settings.num_gpu_blocks_override or blocks,
+        num_blocks=size.num_blocks,
         block_size=settings.block_size,
-        max_model_len=max_len,
+        max_model_len=size.max_model_len,
         vocab_size=vocab_size,
-        kv_groups=(KVGroup("full", (0,), settings.block_size * 8),),
+        kv_groups=(KVGroup("full", (0,), _BLOCK_BYTES),),
         dtype="none",
         device="none",
     )

@@ -156,7 +156,7 @@ def walk(steps: int, seed: int = 0, report: float = 30.0) -> tuple[int, int]:
     done = episodes = 0
     told = time.monotonic()
     while done < steps:
-        episode = seed + episodes
+        episode = (seed << 32) + episodes  # no two seeds share one
         try:
             done += Episode(episode).run()
         except BaseException:

@@ -228,6 +228,16 @@ def test_the_queue_is_bounded_in_requests_and_in_tokens() -> None:
     harness.close()
 
 
+def test_choices_that_share_a_prompt_wait_as_one() -> None:
+    """Whatever the bound in tokens: the prompt is counted once, and it is the first in the queue."""
+    harness = simulated(max_num_seqs=4, max_waiting_tokens=50)
+    leader = harness.add(prompt(100), max_tokens=2)
+    numbers = [leader, *(harness.add(prompt(100), max_tokens=2, prefix_of=leader) for _ in range(3))]
+    harness.drain()
+    assert [harness.answers[n].error for n in numbers] == [None] * 4
+    harness.close()
+
+
 @pytest.mark.parametrize(
     ("request_fields", "code", "text"),
     [

@@ -38,7 +38,8 @@ NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.L
 class FakeEngine:
     """Bound to `address`. Waits poll, since the socket is the engine loop's blocking one."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, epoch: int = EPOCH) -> None:
+        self.epoch = epoch
         self._sock = EngineSocket(address)
         self._peer = b""
         self.steps = 0
@@ -70,7 +71,7 @@ class FakeEngine:
         self.send(
             Ready(
                 0,
-                EPOCH,
+                self.epoch,
                 contract,
                 num_blocks=100,
                 block_size=16,
@@ -88,13 +89,15 @@ class FakeEngine:
     def send(self, message: Ready | Outputs) -> None:
         self._sock.send(self._peer, encode(message))
 
-    def step(self, *rows: tuple[int, int, list[int], FinishReason], epoch: int = EPOCH, **more: Any) -> None:
+    def step(
+        self, *rows: tuple[int, int, list[int], FinishReason], epoch: int | None = None, **more: Any
+    ) -> None:
         """One step's outputs: (request, first index, tokens, finish) a row."""
         self.steps += 1
         self.send(
             Outputs(
                 0,
-                epoch,
+                self.epoch if epoch is None else epoch,
                 self.steps,
                 Load(running=len(rows), free_blocks=90, steps=self.steps),
                 requests=pack([row[0] for row in rows], NUMBER),

@@ -93,10 +93,11 @@ async def test_a_stream_of_several_choices(demo_model: Path, tmp_path: Path, cha
             assert mine[-1]["finish_reason"] == "length"
 
 
-async def test_one_refused_choice_ends_the_request(demo_model: Path, tmp_path: Path) -> None:
-    """Streamed, with nothing sent: a status of its own; and the other choice is aborted."""
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_refused_choice_ends_the_request(demo_model: Path, tmp_path: Path, stream: bool) -> None:
+    """With nothing sent: a status of its own, at once; and the other choice is aborted."""
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        call = Call(make_app(service), COMPLETIONS, completion(n=2, stream=True))
+        call = Call(make_app(service), COMPLETIONS, completion(n=2, stream=stream))
         one, two = [(await engine.receive_add()).request for _ in range(2)]
         engine.step((two, 0, [], ERROR), errors={two: RequestError(503, "queue_full", "full")})
         body = await call.done()
@@ -104,6 +105,33 @@ async def test_one_refused_choice_ends_the_request(demo_model: Path, tmp_path: P
         assert int(call.headers["retry-after"]) >= 1
         assert await engine.receive_abort() == [one]
         assert service._admission.accepted == 0
+
+
+async def test_a_deadline_is_the_first_answers(demo_model: Path, tmp_path: Path) -> None:
+    """Once that runs, the request has begun, and nothing of it may expire."""
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        call = Call(make_app(service), COMPLETIONS, completion(prompt=["a", "b"], n=2, deadline_ms=60_000))
+        deadlines = [(await engine.receive_add()).deadline_ms for _ in range(4)]
+        assert 0 < deadlines[0] <= 60_000 and deadlines[1:] == [-1] * 3
+        call.vanish()
+        await asyncio.wait_for(call.task, 5)
+
+
+async def test_prompts_that_can_never_wait_together_are_refused(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path, max_waiting_tokens=100) as (service, engine):
+        app = make_app(service)
+        call = Call(app, COMPLETIONS, completion(prompt=[[504] * 40] * 3))
+        error = (await call.done())["error"]
+        assert (call.status, error["code"], error["param"]) == (400, "too_many_prompt_tokens", "prompt")
+        assert "120 tokens" in error["message"] and "100" in error["message"]
+        assert await engine.nothing_comes() and service._admission.accepted == 0
+        fitting = ({"prompt": [[504] * 40] * 2}, {"prompt": [504] * 200}, {"prompt": [504] * 90, "n": 4})
+        calls = [Call(app, COMPLETIONS, completion(**fits)) for fits in fitting]
+        for _ in range(2 + 1 + 4):
+            await engine.receive_add()
+        for call in calls:
+            call.vanish()
+            await asyncio.wait_for(call.task, 5)
 
 
 async def test_all_choices_of_a_dead_engine_end_in_one_event(demo_model: Path, tmp_path: Path) -> None:

@@ -68,8 +68,7 @@ async def test_a_resume_carries_what_was_produced(demo_model: Path, tmp_path: Pa
         first = await engine.receive_add()
         engine.step((first.request, 0, [100, 101], NONE))
         await answer.next()
-        answer.record.attempt += 1
-        again = answer.record.add_message()
+        again = answer.record.resume_message(with_leader=False)
         assert unpack(again.produced).tolist() == [100, 101]
         assert (again.request, again.seed, again.prompt) == (first.request, first.seed, first.prompt)
         assert again.attempt == 1

@@ -11,6 +11,15 @@ from servelite.frontend.errors import APIError
 from servelite.frontend.lifecycle import Lifecycle
 
 
+def test_a_new_engine_does_not_end_a_drain() -> None:
+    lifecycle = Lifecycle()
+    lifecycle.serve()
+    lifecycle.refuse()
+    lifecycle.wait_for_engine()
+    lifecycle.serve()
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, "server_shutting_down")
+
+
 def refusal(lifecycle: Lifecycle) -> str | None:
     try:
         lifecycle.check()
@@ -23,6 +32,15 @@ def refusal(lifecycle: Lifecycle) -> str | None:
 def test_who_may_come_in() -> None:
     lifecycle = Lifecycle()
     assert (lifecycle.ready, refusal(lifecycle)) == (False, "engine_not_ready")
+    lifecycle.serve()
+    assert (lifecycle.ready, refusal(lifecycle)) == (True, None)
+    lifecycle.stall(True)
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, None)
+    lifecycle.stall(False)
+    assert (lifecycle.ready, refusal(lifecycle)) == (True, None)
+    lifecycle.wait_for_engine()
+    assert (lifecycle.ready, refusal(lifecycle)) == (False, "engine_not_ready")
+    lifecycle.stall(True)  # late: of the engine that is dead
     lifecycle.serve()
     assert (lifecycle.ready, refusal(lifecycle)) == (True, None)
     lifecycle.retire()  # balancers are told first, requests are still taken

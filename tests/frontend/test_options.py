@@ -143,6 +143,18 @@ async def test_a_stop_text_counts_only_after_min_tokens(demo_model: Path, tmp_pa
         assert await engine.receive_abort() == [number]
 
 
+async def test_a_stop_text_that_the_end_completes_is_one(demo_model: Path, tmp_path: Path) -> None:
+    """An incomplete character at the answer's end becomes U+FFFD, which may be what a stop waits for."""
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        call = Call(make_app(service), COMPLETIONS, completion(stop="ab\ufffd", max_tokens=100))
+        number = (await engine.receive_add()).request
+        text = service.tokenizer.encode("one ab", add_special_tokens=False)
+        half = service.tokenizer.encode("\U0001f9a5", add_special_tokens=False)[:1]
+        engine.step((number, 0, text + half, LENGTH))
+        choice = (await call.done())["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("one ", "stop")
+
+
 async def test_control_tokens_may_be_shown(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
         app = make_app(service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servelite.frontend.errors import APIError
-from servelite.frontend.fields import field_table
+from servelite.frontend.fields import SHOWN, field_table, shown
 from servelite.frontend.protocol import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -104,6 +105,7 @@ def test_null_means_absent_in_every_field() -> None:
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": None}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": json.loads("[" * 40 + "]" * 40)}}, "chat_template_kwargs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -247,9 +249,24 @@ def test_whatever_a_field_holds_it_is_read_or_refused(field: Any, value: Any) ->
 @given(st.dictionaries(st.text(max_size=10), JSON, max_size=3))
 def test_unknown_fields_are_named(fields: dict[str, Any]) -> None:
     known = {f.name for f in CHAT_FIELDS}
-    unknown = {k: v for k, v in fields.items() if k not in known}
+    unknown = {k: v for k, v in fields.items() if k not in known and v is not None}
     if unknown:
         assert refusal(chat(**unknown)).param in unknown
+
+
+def test_null_asks_for_nothing_whatever_the_field() -> None:
+    stream_options = {"include_usage": None, "include_obfuscation": None}
+    read_chat(chat(audio=None, prediction=None, stream=True, stream_options=stream_options))
+
+
+def test_a_bad_value_is_shown_short_and_quickly() -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    for value in (["x" * 10_000_000] * 1000, {"a": [[]] * 3_000_000}, deep, "y" * 10_000_000, 10**4000):
+        began = time.monotonic()
+        assert len(shown(value)) <= SHOWN + 3
+        assert time.monotonic() - began < 0.5
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -292,6 +309,13 @@ def test_params_for_the_engine() -> None:
     assert Sampling(stop_token_ids=(9, 2)).params(7, (2,)).stop_token_ids == (2, 9)
     with pytest.raises(APIError, match="min_tokens"):
         Sampling(min_tokens=8).params(7, (2,))
+
+
+def test_allowed_tokens_that_min_tokens_forbids_are_refused() -> None:
+    assert Sampling(allowed_token_ids=(2, 3), min_tokens=1).params(7, (2,)).allowed_token_ids == (2, 3)
+    assert Sampling(allowed_token_ids=(2,)).params(7, (2,)).allowed_token_ids == (2,)
+    with pytest.raises(APIError, match="allowed_token_ids has stop tokens only, which min_tokens 1 forbids"):
+        Sampling(allowed_token_ids=(2, 3), stop_token_ids=(3,), min_tokens=1).params(7, (2,))
 
 
 def test_token_ids_outside_the_vocabulary_are_named() -> None:

@@ -76,9 +76,10 @@ class Server:
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    def child(self, module: str) -> int:
-        """The PID of the child that runs `module`."""
-        found = [p for p in self.children() if module in Path(f"/proc/{p}/cmdline").read_text()]
+    def child(self, title: str) -> int:
+        """The PID of the child that `ps` shows as `servelite: title`."""
+        wanted = f"servelite: {title}"
+        found = [p for p in self.children() if Path(f"/proc/{p}/cmdline").read_text().startswith(wanted)]
         assert len(found) == 1, found
         return found[0]
 

@@ -128,16 +128,17 @@ def test_a_second_signal_ends_it_at_once(server: Server, tmp_path: Path) -> None
 def test_a_second_signal_does_not_wait_for_a_client_that_does_not_read(
     tmp_path: Path, demo_model: Path
 ) -> None:
-    fast = ("--executor", "simulated", "--simulated-step-ms", "0")
-    body = {"model": "demo", "prompt": "x", "max_tokens": 1000, "n": 32, "ignore_eos": True, "stream": True}
-    data = json.dumps(body | {"return_token_ids": True}).encode()  # megabytes: more than the kernel holds
+    fast = ("--executor", "simulated", "--simulated-step-ms", "0", "--max-model-len", "32768")
+    prompt = " understanding" * 20_000  # echoed 32 times: more megabytes than the kernel holds
+    body = {"model": "demo", "prompt": prompt, "echo": True, "n": 32, "max_tokens": 10, "ignore_eos": True}
+    data = json.dumps(body | {"stream": True}).encode()
     with running_server(tmp_path, *fast) as server, socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data))
         sock.sendall(data)
         assert sock.recv(1)  # and no more
-        while server.metrics()["servelite_generation_tokens_total"] < 32_000:
+        while server.metrics()["servelite_generation_tokens_total"] < 320:
             time.sleep(0.1)
         children = server.children()
         server.signal(signal.SIGTERM)
@@ -206,25 +207,6 @@ def test_a_signal_while_it_starts(tmp_path: Path, demo_model: Path) -> None:
         assert gone(children, 0.5) and not (tmp_path / "r").exists()
     finally:
         end(server)
-
-
-def test_a_killed_engine_ends_everything(server: Server, tmp_path: Path) -> None:
-    with open_stream(server, 1000) as stream:
-        os.kill(server.child("servelite.engine"), signal.SIGKILL)
-        events = stream.read()
-    assert b'"code":"engine_dead"' in events and b"SIGKILL" in events
-    assert server.wait() == ExitCode.CHILD_DIED
-    assert server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL)"
-    assert nothing_left(server, tmp_path)
-
-
-def test_a_killed_front_end_ends_everything(server: Server, tmp_path: Path) -> None:
-    os.kill(server.child("servelite.frontend"), signal.SIGKILL)
-    assert server.wait() == ExitCode.CHILD_DIED
-    assert (
-        server.errors().splitlines()[-1].startswith("servelite: the front end 0 failed: killed by signal 9")
-    )
-    assert nothing_left(server, tmp_path)
 
 
 def test_children_do_not_outlive_the_launcher(server: Server, tmp_path: Path) -> None:

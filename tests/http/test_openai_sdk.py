@@ -67,6 +67,18 @@ def test_completions(client: openai.OpenAI) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 4
 
 
+def test_eight_answers_of_one_seed_differ_and_repeat(client: openai.OpenAI) -> None:
+    def ask() -> list[str]:
+        answer = client.completions.create(
+            model="demo", prompt="Once upon a time", n=8, seed=11, temperature=1, max_tokens=12
+        )
+        return [choice.text for choice in answer.choices]
+
+    first = ask()
+    assert len(set(first)) == 8
+    assert ask() == first
+
+
 def test_completions_streaming(client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="demo",

@@ -179,7 +179,7 @@ def test_answers_are_dated(server: Server) -> None:
 
 def test_the_front_end_loads_no_torch(server: Server) -> None:
     """A second API worker must be cheap."""
-    pid = server.child("servelite.frontend")
+    pid = server.child("front end 0")
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "libtorch" not in maps and "tokenizers" in maps
 

@@ -15,7 +15,11 @@ from servelite.ipc.lifeline import Lifeline, clip, lifeline_pair
 DOWN = [
     m.Boot({"model": "demo", "served_model_name": []}, 1, 2, engine_address="ipc://x", progress_fd=4),
     m.EngineUp("ipc://y", 2),
-    m.EngineDown(1, "killed", ((0, 5),)),
+    m.EngineDown(1, "killed", True),
+    m.EngineStalled(True),
+    m.Resubmit((3, 4)),
+    m.Resubmit(),
+    m.Passed((5,)),
     m.Resubmit((1, 2)),
     m.Quarantine(5, "it kills"),
     m.Drain(1.0, 30.0),

@@ -22,6 +22,18 @@ def test_thread_environment_follows_the_usable_cpus_and_the_user(monkeypatch) ->
     assert thread_environment()["OMP_NUM_THREADS"] == "7"
 
 
+def test_a_title_is_what_ps_shows() -> None:
+    program = (
+        "from servelite.ipc.process import set_title; set_title('servelite: ' + 'x' * 500);"
+        "print(open('/proc/self/cmdline').read().rstrip('\\0'));"
+        "set_title('servelite: engine core'); print(open('/proc/self/cmdline').read().rstrip('\\0'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    clipped, title = done.stdout.splitlines()
+    assert title == "servelite: engine core"
+    assert clipped.startswith("servelite: xxx") and 20 < len(clipped) < 500
+
+
 def test_a_child_dies_with_its_parent() -> None:
     child = (
         "import os, time; from servelite.ipc.process import die_with_parent; die_with_parent(os.getppid());"

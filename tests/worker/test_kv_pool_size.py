@@ -26,6 +26,13 @@ def test_bytes_win_over_the_share_and_blocks_over_bytes() -> None:
     assert size_pool(by_blocks, 8192, MIB, GIB) == PoolSize(700, 8192)
 
 
+def test_a_share_given_holds_for_weights_and_pool_together() -> None:
+    half = Settings(max_num_seqs=512, gpu_memory_utilization=0.5)
+    assert size_pool(half, 8192, MIB, 9 * GIB, weights=GIB) == PoolSize(4096, 8192)  # (9 + 1) / 2 - 1 GiB
+    with pytest.raises(SettingError, match=r"the pool holds 0: .* or raise --gpu-memory-utilization"):
+        size_pool(Settings(gpu_memory_utilization=0.1), 8192, MIB, 4 * GIB, weights=GIB)
+
+
 def test_it_never_exceeds_what_the_rows_can_use() -> None:
     settings = Settings(max_num_seqs=3, max_model_len=40, num_gpu_blocks_override=1000)
     assert size_pool(settings, 8192, MIB, GIB) == PoolSize(9, 40)

@@ -1,0 +1,142 @@
+"""Each fault against requests in every state at once: waiting, parked, prefilling, decoding, preempted.
+
+On the simulated runner. What a client sees is as `docs/faults.md` says, and after it all blocks are free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.streams import Told, stream
+from tests.faults.test_engine_death import wait_until_ready
+from tests.http.server import Server, running_server
+
+MARK = 31337
+# 40 blocks of 16 tokens, four rows, 32 tokens a step: prompts take many steps, and answers preempt others.
+FLAGS = (
+    *("--executor", "simulated", "--simulated-step-ms", "5", "--max-num-seqs", "4", "--debug"),
+    *("--max-num-batched-tokens", "32", "--num-gpu-blocks-override", "40", "--max-model-len", "400"),
+)
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Short and long prompts, one with two choices, more of them than rows; the first one is marked."""
+    common = {"model": "demo", "ignore_eos": True, "temperature": 1}
+    long = [{"prompt": [number] * 200, "max_tokens": 120} for number in range(1, 4)]
+    short = [{"prompt": [number] * 10, "max_tokens": 150} for number in range(10, 15)]
+    marked = [{"prompt": [5, MARK, 6], "max_tokens": 150}]
+    twice = [{"prompt": [20] * 150, "max_tokens": 40, "n": 2}]
+    return [
+        common | each | {"seed": seed}
+        for seed, each in enumerate([*marked, *short[:2], *long, *twice, *short])
+    ]
+
+
+async def everybody(server: Server) -> list[asyncio.Task[Told]]:
+    """All requests under way, when some wait, some run, and somebody has been preempted."""
+    before = server.metrics()["servelite_num_preemptions_total"]
+    tasks = [asyncio.create_task(stream(server.port, body)) for body in bodies()]
+    deadline = time.monotonic() + 30
+    while True:
+        now = await asyncio.to_thread(server.metrics)
+        if now["servelite_num_preemptions_total"] > before and now["servelite_num_requests_waiting"]:
+            return tasks
+        assert time.monotonic() < deadline and not all(task.done() for task in tasks), now
+        await asyncio.sleep(0.01)
+
+
+def plain(told: Told) -> tuple[Any, ...]:
+    """What must not change; which of the prompt's tokens were cached may."""
+    usage = None if told.usage is None else told.usage["completion_tokens"]
+    return told.text, sorted(told.token_ids), told.finish_reason, usage, told.error, told.done
+
+
+async def disturbed(server: Server, fault: Callable[[Server], None]) -> tuple[list[Told], list[Any]]:
+    """Everybody's answers undisturbed, and with a fault."""
+    quiet = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
+    tasks = await everybody(server)
+    fault(server)
+    return quiet, await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+async def test_the_engine_dies_or_hangs(number: int, tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *FLAGS, "--hang-timeout", "2") as server:
+        engine = server.child("engine core")
+        quiet, got = await disturbed(server, lambda server: os.kill(engine, number))
+        assert [_only(told) for told in got] == [_only(told) for told in quiet]
+        await wait_until_ready(server)
+        assert server.idle_metrics()["servelite_engine_restarts_total"] >= 1
+        assert server.child("engine core") != engine
+
+
+def _only(told: Told) -> tuple[Any, ...]:
+    """Two choices come interleaved: of these, the pieces that add up."""
+    text, *rest = plain(told)
+    return (sorted(text), *rest)
+
+
+@pytest.mark.slow
+async def test_a_step_fails(tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *FLAGS, "--fault-injection", "fail:step=600") as server:
+        quiet = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
+        while "step 600 failed" not in server.errors():
+            got = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
+            assert [_only(told) for told in got] == [_only(told) for told in quiet]
+        assert server.idle_metrics()["servelite_engine_restarts_total"] == 0
+
+
+@pytest.mark.slow
+async def test_a_row_is_not_finite(tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *FLAGS) as server:
+        quiet = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
+    with running_server(tmp_path, *FLAGS, "--fault-injection", f"nan:token={MARK}") as server:
+        status, refusal = server.post("/v1/completions", bodies()[0])
+        assert status == 500 and refusal["error"]["code"] == "non_finite_logits"
+        got = await asyncio.gather(*(stream(server.port, body) for body in bodies()[1:]))
+        assert [_only(told) for told in got] == [_only(told) for told in quiet[1:]]
+        assert server.idle_metrics()["servelite_corrupted_requests_total"] == 1
+
+
+@pytest.mark.slow
+async def test_a_front_end_dies(tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *FLAGS, "--api-workers", "2") as server:
+        victim = server.child("front end 1")
+        quiet, got = await disturbed(server, lambda server: os.kill(victim, signal.SIGKILL))
+        for mine, theirs in zip(got, quiet, strict=True):
+            assert isinstance(mine, BaseException) or _only(mine) == _only(theirs)
+        deadline = time.monotonic() + 20
+        while len(server.children()) < 3:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        server.idle_metrics()
+
+
+@pytest.mark.slow
+async def test_the_launcher_dies(tmp_path: Path, demo_model: Path) -> None:
+    with running_server(tmp_path, *FLAGS, "--runtime-dir", str(tmp_path / "r")) as server:
+        children = server.children()
+        tasks = await everybody(server)
+        server.signal(signal.SIGKILL)
+        began = time.monotonic()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert any(isinstance(end, BaseException) for end in ends)
+        while any(Path(f"/proc/{child}").exists() and _runs(child) for child in children):
+            assert time.monotonic() - began < 10  # 2 where nothing else runs
+            await asyncio.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # empty for a zombie
+    except OSError:
+        return False

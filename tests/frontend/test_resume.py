@@ -1,0 +1,164 @@
+"""From a dead engine to the next: what a front end resubmits, and what it tells the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servelite.frontend.errors import APIError, engine_dead, quarantined
+from servelite.frontend.protocol import RequestOptions
+from servelite.frontend.sampling import Sampling
+from servelite.frontend.service import Service
+from servelite.ipc.messages import Hello, Timings, unpack
+from tests.frontend.fake_engine import EPOCH, LENGTH, NONE, FakeEngine, service_and_engine
+
+
+@asynccontextmanager
+async def successor(service: Service, folder: Path, epoch: int = EPOCH + 1) -> AsyncIterator[FakeEngine]:
+    """The engine has died; another one that has greeted the front end."""
+    service.engine.lose()
+    address = f"ipc://{folder}/e{epoch}.sock"
+    engine = FakeEngine(address, epoch)
+    reader = asyncio.create_task(service.engine.run(address, epoch))
+    try:
+        await engine.greet()
+        await service.engine.ready()
+        yield engine
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        engine.close()
+
+
+async def read(answer: Any) -> None:
+    while answer.finish_reason is None:
+        await asyncio.wait_for(answer.next(), 5)
+
+
+async def test_an_answer_goes_on_where_it_was(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        options = RequestOptions(prompt_logprobs=1, deadline_ms=1)
+        (answer,) = await service.complete([[10, 11]], Sampling(max_tokens=9, seed=7), options)
+        first = await engine.receive_add()
+        engine.step((first.request, 0, [100, 101], NONE), timings={1: Timings(0, 0, 0, cached_tokens=1)})
+        await answer.next()
+        await asyncio.sleep(0.01)  # past its deadline, which no longer counts
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            again = await new.receive_add()
+            assert (again.request, again.prompt, again.seed) == (first.request, first.prompt, first.seed)
+            assert (again.attempt, unpack(again.produced).tolist()) == (1, [100, 101])
+            assert (again.deadline_ms, again.sampling.prompt_logprobs) == (-1, -1)
+            assert again.sampling.max_tokens == first.sampling.max_tokens  # the answer's, not what is left
+            new.step((first.request, 2, [900], LENGTH), epoch=EPOCH)  # a dead one's last word
+            new.step((first.request, 2, [102], LENGTH), timings={1: Timings(0, 0, 0, cached_tokens=2)})
+            await read(answer)
+            assert answer.token_ids == [100, 101, 102]
+            assert answer.record.cached_tokens == 1  # as it was told with the first token
+            assert b"servelite_requests_resumed_total 1.0" in service.metrics.expose()
+            assert service._admission.accepted == 0
+
+
+async def test_a_deadline_goes_on_while_there_is_no_engine(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (late,) = await service.complete([[10]], Sampling(), RequestOptions(deadline_ms=20))
+        (early,) = await service.complete([[11]], Sampling(), RequestOptions(deadline_ms=60_000))
+        await engine.receive_add(), await engine.receive_add()
+        await asyncio.sleep(0.05)
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            again = await new.receive_add()
+            assert again.request == early.record.number and 0 < again.deadline_ms < 60_000
+            with pytest.raises(APIError, match="did not begin within its 20 ms"):
+                await late.next()
+
+
+async def test_followers_wait_again_only_for_a_prompt_that_is_computed_again(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        fresh = await service.complete([[10] * 20], Sampling(), RequestOptions(n=2))
+        begun = await service.complete([[11] * 20], Sampling(), RequestOptions(n=2))
+        for _ in range(4):
+            await engine.receive_add()
+        engine.step((begun[0].record.number, 0, [100], NONE))
+        await begun[0].next()
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            adds = [await new.receive_add() for _ in range(4)]
+            assert [add.prefix_of for add in adds] == [-1, fresh[0].record.number, -1, -1]
+
+
+async def test_suspects_are_sent_as_they_are_named_and_told_of_when_they_pass(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        passed: list[list[int]] = []
+        service.engine.passed = passed.append
+        answers = await service.complete([[10], [11], [12], [13]], Sampling(max_tokens=2))
+        for _ in answers:
+            await engine.receive_add()
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit([1, 2, 99])
+            assert passed == [[99]]  # nobody knows it: it has ended
+            assert [(await new.receive_add()).request for _ in range(2)] == [1, 2]
+            assert await new.nothing_comes()
+            new.step((1, 0, [100], NONE))
+            await answers[0].next()
+            assert passed[1:] == [[1]]
+            new.step((1, 1, [100], LENGTH))  # told once
+            await read(answers[0])
+            answers[1].close()
+            assert passed[2:] == [[2]]  # ended by its client
+            assert await new.receive_abort() == [2]
+            answers[2].close()  # while it was held back: the engine never heard of it
+            assert passed[3:] == [[3]] and await new.nothing_comes()
+            service.engine.quarantine(4, quarantined("SIGSEGV"))
+            with pytest.raises(APIError, match=r"died twice .* SIGSEGV"):
+                await answers[3].next()
+            assert service._admission.accepted == 0
+
+
+async def test_what_is_lost_can_be_given_up(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (answer,) = await service.complete([[10]], Sampling())
+        await engine.receive_add()
+        service.engine.lose()
+        assert service.engine.fail_lost(engine_dead("x")) == 1
+        with pytest.raises(APIError, match="has died: x"):
+            await answer.next()
+        assert service.engine.fail_lost(engine_dead("x")) == 0
+
+
+async def test_what_the_dead_engine_counted_stays_counted(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        await service.complete([[10]], Sampling())
+        await engine.receive_add()
+        for _ in range(3):
+            engine.step((1, 0, [5], NONE))
+        while service.metrics.engine.load.steps < 3:
+            await asyncio.sleep(0.001)
+        async with successor(service, tmp_path) as new:
+            new.step((1, 1, [5], NONE))
+            while not service.metrics.engine.load.steps:
+                await asyncio.sleep(0.001)
+            text = service.metrics.expose()
+            assert b"servelite_engine_steps_total 4.0" in text
+            assert b"servelite_engine_restarts_total 1.0" in text
+
+
+async def test_a_second_hello_is_sent_to_each_engine(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, _):
+        for epoch in (EPOCH + 1, EPOCH + 2):
+            address = f"ipc://{tmp_path}/again{epoch}.sock"
+            engine = FakeEngine(address, epoch)
+            reader = asyncio.create_task(service.engine.run(address, epoch))
+            assert isinstance(await engine.receive(), Hello)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            engine.close()
