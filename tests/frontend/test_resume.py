@@ -42,12 +42,12 @@ async def read(answer: Any) -> None:
 
 async def test_an_answer_goes_on_where_it_was(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        options = RequestOptions(prompt_logprobs=1, deadline_ms=1)
+        options = RequestOptions(prompt_logprobs=1, deadline_ms=500)
         (answer,) = await service.complete([[10, 11]], Sampling(max_tokens=9, seed=7), options)
         first = await engine.receive_add()
         engine.step((first.request, 0, [100, 101], NONE), timings={1: Timings(0, 0, 0, cached_tokens=1)})
         await answer.next()
-        await asyncio.sleep(0.01)  # past its deadline, which no longer counts
+        await asyncio.sleep(0.55)  # past its deadline, which no longer counts
         async with successor(service, tmp_path) as new:
             service.engine.resubmit()
             again = await new.receive_add()
@@ -66,15 +66,15 @@ async def test_an_answer_goes_on_where_it_was(demo_model: Path, tmp_path: Path) 
 
 async def test_a_deadline_goes_on_while_there_is_no_engine(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
-        (late,) = await service.complete([[10]], Sampling(), RequestOptions(deadline_ms=20))
+        (late,) = await service.complete([[10]], Sampling(), RequestOptions(deadline_ms=500))
         (early,) = await service.complete([[11]], Sampling(), RequestOptions(deadline_ms=60_000))
         await engine.receive_add(), await engine.receive_add()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.55)
         async with successor(service, tmp_path) as new:
             service.engine.resubmit()
             again = await new.receive_add()
             assert again.request == early.record.number and 0 < again.deadline_ms < 60_000
-            with pytest.raises(APIError, match="did not begin within its 20 ms"):
+            with pytest.raises(APIError, match="did not begin within its"):
                 await late.next()
 
 
