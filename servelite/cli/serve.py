@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from servelite.config import SettingError, Settings, add_flags, settings_from, unknown_variables
-from servelite.ipc.process import ExitCode
+from servelite.ipc.process import ExitCode, set_title
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,4 +36,5 @@ def run(options: argparse.Namespace) -> int:
         print(f"servelite: warning: {name} is no setting of this version and has no effect", file=sys.stderr)
     from servelite.launcher.supervisor import serve
 
+    set_title("servelite: launcher")
     return serve(settings)

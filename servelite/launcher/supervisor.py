@@ -30,7 +30,7 @@ from servelite.ipc.messages import (
     Resubmit,
     Stop,
 )
-from servelite.ipc.process import ExitCode, set_title
+from servelite.ipc.process import ExitCode
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
@@ -63,7 +63,6 @@ def serve(settings: Settings) -> int:
     """Serve until a signal or a death; returns the exit code. Called from the main thread."""
     started = time.monotonic()
     reclaim_signals()
-    set_title("servelite: launcher")
     try:
         # It may take its time over a download. One of the hub's would wait for its threads.
         with contextlib.nullcontext() if is_local(settings.model) else ending_at_once():
