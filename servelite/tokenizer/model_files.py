@@ -205,7 +205,6 @@ def _complete(config: dict[str, Any]) -> dict[str, Any]:
         config.setdefault("rope_theta", rope["rope_theta"])
         if rope.get("rope_type", "default") != "default":
             config.setdefault("rope_scaling", rope)
-    config.setdefault("rope_theta", 10000.0)
     config.setdefault("rope_scaling", None)
     config.setdefault("tie_word_embeddings", str(config.get("model_type", "")).startswith("gemma"))
     return config

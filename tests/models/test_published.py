@@ -102,3 +102,19 @@ def test_a_published_config_is_accepted_and_gives_the_published_size(
         model = build_model(files.architecture, files.config, Build(REFERENCE, torch.bfloat16))
     assert sum(slot.tensor.numel() for slot in model.weights()) == parameters
     assert [group.window for group in model.kv_groups] == windows
+
+
+@pytest.mark.parametrize(
+    ("config", "theta"), [(MISTRAL_7B, 1e4), (MIXTRAL_8X7B, 1e6), (QWEN3_0_6B, 1e4), (GEMMA_3_1B, 1e6)]
+)
+def test_a_config_without_a_rotary_base_gets_its_familys(
+    config: dict[str, Any], theta: float, tmp_path: Path
+) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "vocab_size": 64}
+    own = {name: value for name, value in config.items() if name != "rope_theta"} | small
+    heads = {"num_attention_heads": 8, "head_dim": 32}
+    (tmp_path / "config.json").write_text(json.dumps(own | heads))
+    files = open_model_files(tmp_path)
+    model: Any = build_model(files.architecture, files.config, Build(REFERENCE, torch.float32))
+    rotary = model._rotaries[model._rotary_of[-1]]  # Gemma's last layer sees everything
+    assert rotary._frequencies[1] == pytest.approx(theta ** (-2 / 32))
