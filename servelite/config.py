@@ -177,7 +177,8 @@ class Settings:
     )
     hang_timeout: float = _setting(
         60.0,
-        "seconds without a step, with work to do, after which the engine is killed and started again",
+        "seconds without a sign of life (a layer computed), with work to do, after which the engine is "
+        "killed and started again",
         low=0.1,
         high=86400.0,
     )

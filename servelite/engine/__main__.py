@@ -75,6 +75,7 @@ def _serve(boot: Boot, lifeline: Lifeline, started: float) -> None:
         ready = ready_message(settings, runner.facts, ledger, index=boot.index, epoch=boot.epoch)
         mailbox = SocketMailbox(sock, lifeline, ready)
         progress = ProgressPage.attach(boot.progress_fd)
+        runner.watch(progress.beat)
         core = build_engine(settings, executor, mailbox, progress, index=boot.index, epoch=boot.epoch)
         # What start-up made lives for ever, and no collection need look at it. One now would take a tenth
         # of the whole start to find some thousand objects.

@@ -90,6 +90,10 @@ class ProgressPage:
         self._words[_COMPLETED] = step
         self._words[_PROGRESS] += 1
 
+    def beat(self) -> None:
+        """Engine only: the step under way moves. Threads may lose one another's count, never the change."""
+        self._words[_PROGRESS] += 1
+
     @property
     def progress(self) -> int:
         """Grows whenever the engine moves."""

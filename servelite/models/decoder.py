@@ -176,6 +176,7 @@ class Decoder:
         rotations = [rotary(ctx.positions) for rotary in self._rotaries]
         for layer, which in zip(self._layers, self._rotary_of, strict=True):
             hidden = layer(hidden, rotations[which], ctx)
+            ctx.beat()
         return self._norm(hidden)
 
     def head(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:

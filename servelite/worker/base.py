@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +34,10 @@ class ModelRunner(Protocol):
 
     @property
     def facts(self) -> RunnerFacts: ...
+
+    def watch(self, beat: Callable[[], None]) -> None:
+        """Call `beat` every so often while a step is computed: from now on, and from whatever thread."""
+        ...
 
     def forward(self, plan: Plan) -> None:
         """Compute the plan's tokens and keep what `sample` needs.

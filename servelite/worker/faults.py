@@ -75,6 +75,10 @@ class FaultyRunner:
         """The runner's."""
         return self._runner.facts
 
+    def watch(self, beat: Callable[[], None]) -> None:
+        """See `ModelRunner.watch`."""
+        self._runner.watch(beat)
+
     def forward(self, plan: Plan) -> None:
         """See `ModelRunner.forward`."""
         for new in plan.new_rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,7 @@ class CPUModelRunner:
             max_num_seqs, facts.max_model_len, facts.block_size, len(model.kv_groups), model.vocab_size
         )
         self._compute = (device or CPUDevice()).record(self._forward)
+        self._beat: Callable[[], None] = lambda: None
         self._last_step: int | None = None
         self._inputs: StepInputs | None = None
         self._hidden = torch.empty(0)  # [tokens, hidden_size] of the step between forward and sample
@@ -98,6 +99,10 @@ class CPUModelRunner:
         )  # fmt: skip
         return cls(model, facts, settings.max_num_seqs)
 
+    def watch(self, beat: Callable[[], None]) -> None:
+        """See `ModelRunner.watch`: once a layer."""
+        self._beat = beat
+
     @torch.inference_mode()
     def forward(self, plan: Plan) -> None:
         """Compute the plan's tokens and keep the hidden states for `sample`.
@@ -128,7 +133,7 @@ class CPUModelRunner:
         self._seconds = (prepared - began, time.perf_counter() - prepared)
 
     def _forward(self, buffers: StepBuffers, batches: tuple[AttentionBatch, ...]) -> Tensor:
-        context = StepContext(buffers.positions, batches, self._pool.layers)
+        context = StepContext(buffers.positions, batches, self._pool.layers, self._beat)
         return self._model.forward(self._model.embed(buffers.token_ids), context)
 
     @torch.inference_mode()

@@ -28,6 +28,7 @@ from servelite.worker.base import RunnerFacts, StepGapError
 from servelite.worker.kv_pool_size import size_pool
 
 _MAX_BLOCKS: Final = 1 << 16
+_BEAT_S: Final = 0.25  # between signs of life in a long step
 _BLOCK_BYTES: Final = 128  # as good as any
 _U64 = npt.NDArray[np.uint64]
 
@@ -160,6 +161,7 @@ class SimulatedRunner:
         self._kv = np.zeros(facts.num_blocks * facts.block_size, dtype=np.uint64)
         self._step: int | None = None
         self._busy_until = 0.0
+        self._beat: Callable[[], None] = lambda: None
         self._seconds = 0.0
 
     @classmethod
@@ -177,6 +179,10 @@ class SimulatedRunner:
     def facts(self) -> RunnerFacts:
         """See `ModelRunner.facts`."""
         return self._facts
+
+    def watch(self, beat: Callable[[], None]) -> None:
+        """See `ModelRunner.watch`."""
+        self._beat = beat
 
     def forward(self, plan: Plan) -> None:
         """See `ModelRunner.forward`."""
@@ -306,9 +312,10 @@ class SimulatedRunner:
     def _wait(self) -> None:
         """Steps follow one another; each takes its time from when the one before ended."""
         if self._cost is not None:
-            now = time.monotonic()
-            self._busy_until = max(now, self._busy_until) + self._seconds
-            time.sleep(self._busy_until - now)
+            self._busy_until = max(time.monotonic(), self._busy_until) + self._seconds
+            while (left := self._busy_until - time.monotonic()) > 0:
+                time.sleep(min(left, _BEAT_S))
+                self._beat()
 
     def _check_row(self, row: int, start: int) -> None:
         """All that the row's tokens from `start` on can see is what was computed for them."""

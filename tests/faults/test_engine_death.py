@@ -221,3 +221,13 @@ async def test_an_engine_that_always_dies_ends_the_server(tmp_path: Path, demo_m
         assert (
             server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL)"
         )
+
+
+@pytest.mark.slow
+async def test_a_step_longer_than_the_time_out_is_no_hang(tmp_path: Path, demo_model: Path) -> None:
+    flags = ("--executor", "simulated", "--simulated-step-ms", "4000", "--hang-timeout", "2")
+    with running_server(tmp_path, *flags) as server:
+        engine = server.child("engine core")
+        told = await stream(server.port, body(0, 2))
+        assert told.done and told.error is None
+        assert server.child("engine core") == engine

@@ -281,3 +281,10 @@ def test_flags_are_one_byte_a_row(runner: CPUModelRunner) -> None:
     plan = one_step(runner, 1, [5])
     runner.forward(plan)
     assert unpack(runner.sample(plan, None).flags, FLAG).tolist() == [0]
+
+
+def test_each_layer_is_a_sign_of_life(tiny: tuple[Path, Any, CausalModel], runner: CPUModelRunner) -> None:
+    beats: list[int] = []
+    runner.watch(lambda: beats.append(1))
+    Driver(runner).run([Request(prompt(5, 1), SamplingParams(max_tokens=3))])
+    assert len(beats) == 3 * tiny[1].config.num_hidden_layers

@@ -153,3 +153,13 @@ def test_a_bad_script_is_refused_by_its_line(tmp_path: Path, demo_model: Path, l
         load_script(str(path), load_tokenizer(open_model_files(demo_model)))
     with pytest.raises(SettingError, match="none"):
         load_script(str(tmp_path / "none"), load_tokenizer(open_model_files(demo_model)))
+
+
+def test_a_long_step_shows_signs_of_life() -> None:
+    beats: list[float] = []
+    runner = SimulatedRunner(FACTS, 1, cost=CostModel(1.2, 0.0, 0.0))
+    runner.watch(lambda: beats.append(time.monotonic()))
+    step = plan(1, 3, 1, [3], new_row([5, 6, 7]))
+    runner.forward(step)
+    runner.sample(step, None)
+    assert len(beats) >= 3
