@@ -177,7 +177,7 @@ def test_a_container_of_the_image(build: tuple[Builder, Image], tmp_path: Path, 
         status = Path(f"/proc/{pid}/status").read_text()
         assert re.search(r"^NSpid:.*\t1$", status, re.MULTILINE)
         assert re.search(r"^Uid:\t10001\t10001", status, re.MULTILINE)
-        assert b"servelite" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1]
+        assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"servelite: launcher\0")
         made.do("nsenter", "-t", str(pid), "-p", "sh", "-c", "sleep 0.1 & exec true")  # leaves it an orphan
         deadline = time.monotonic() + 10
         while len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) > 2:
