@@ -133,7 +133,14 @@ class FrontEnd:
     async def _announce(self) -> None:
         """Open the door once the engine is ready, and tell the launcher."""
         await self._server.listening()
-        await self._service.engine.ready()
+        facts = await self._service.engine.ready()
+        if (size := self._service.tokenizer.vocab_size) > facts.vocab_size:
+            log.warning(
+                "the tokenizer has %d tokens, the model %d: a prompt with one beyond these is refused; "
+                "is it this model's tokenizer?",
+                size,
+                facts.vocab_size,
+            )
         self._service.lifecycle.serve()
         self._lifeline.send(ChildReady())
 

@@ -65,7 +65,9 @@ class FakeEngine:
         await asyncio.sleep(seconds)
         return self._sock.recv() is None
 
-    async def greet(self, *, max_model_len: int = 512, contract: int = CONTRACT_VERSION) -> None:
+    async def greet(
+        self, *, max_model_len: int = 512, contract: int = CONTRACT_VERSION, vocab_size: int = 49152
+    ) -> None:
         """Take the Hello and answer Ready."""
         assert isinstance(await self.receive(), Hello)
         self.send(
@@ -78,7 +80,7 @@ class FakeEngine:
                 max_model_len=max_model_len,
                 max_num_seqs=4,
                 max_num_batched_tokens=64,
-                vocab_size=49152,
+                vocab_size=vocab_size,
                 dtype="float32",
                 device="none",
                 executor="fake",
