@@ -19,6 +19,11 @@ a flag given wins over its variable. Written by `make docs`: edit `servelite/con
 
 REQUEST_STATES = """# The life of a request
 
+*Waiting*: in the queue, without row or blocks. *Parked*: waits for something else than a row, as choices
+2 to `n` do for the first one's prompt. *Running*: has a row and blocks. *Preempted*: lost them to others, and
+waits again. *Finishing*: over for its client, row and blocks still held by steps in flight. *Lost*: its
+engine died.
+
 Every state against every event, made from `servelite/ipc/states.py` (`make docs`) and run cell by cell by
 `tests/engine/test_request_states.py`. An empty cell: the event changes nothing.
 
@@ -59,16 +64,22 @@ Every error has OpenAI's body: `error` with `message`, `type`, `param` (the fiel
 | 400 | `missing_field` | a required field is not there |
 | 400 | `unsupported_value` | a field or value of OpenAI's that is not supported |
 | 400 | `context_length_exceeded` | prompt and answer do not fit the model's context, or the whole cache |
+| 400 | `too_many_prompt_tokens` | a list of prompts with more tokens than may ever wait at once |
+| 400 | `invalid_http` | the bytes are no HTTP request |
 | 400 | `too_many_answers` | prompts times `n` are more than the server ever takes at once |
 | 401 | `invalid_api_key` | no key, or a wrong one |
 | 404 | `model_not_found` | the server does not go by that name |
 | 408 | `request_timeout` | the body did not arrive in time |
 | 413 | `body_too_large` | the body is larger than `--max-body-bytes` |
 | 415 | `unsupported_media_type` | a body that is no plain JSON in UTF-8, by its headers |
-| 500 | `engine_error` | the engine gave the request up |
+| 431 | `headers_too_large` | request line and headers are larger than 64 KiB |
+| 500 | `engine_error`, `step_failed` | the engine gave the request up |
+| 500 | `non_finite_logits` | the model's output for this request was not finite |
+| 500 | `engine_killed_by_request` | the engine died twice under this request ([faults](faults.md)) |
 | 503 | `queue_full` | as many requests as may run and wait are there; `Retry-After` says when to come back |
 | 503 | `deadline_exceeded` | the request had not begun to run by its `deadline_ms` |
-| 503 | `engine_not_ready`, `engine_dead` | the model is still loading, or its engine has died |
+| 503 | `engine_not_ready` | the model is loading, or its engine is being restarted |
+| 503 | `engine_dead` | the engine has died for good |
 | 503 | `server_shutting_down` | the server drains |
 
 A client keeps its side of the connection open until it has the answer: one that only closes its sending

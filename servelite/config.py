@@ -372,7 +372,9 @@ def flag_table() -> str:
     rows = ["| flag | default | meaning |", "| --- | --- | --- |"]
     for f in dataclasses.fields(Settings):
         default = f.default if f.default is not dataclasses.MISSING else "none"
-        shown = "" if default in ("", -1, None) or f.name == "model" else f"`{default}`"
+        shown = "" if default in ("", None) or f.name == "model" else f"`{default}`"
         name = "`MODEL`" if f.name == "model" else f"`{flag_of(f.name)}`"
+        if default is True:
+            name += f", `--no-{flag_of(f.name)[2:]}`"
         rows.append(f"| {name} | {shown} | {f.metadata['text']} |")
     return "\n".join(rows) + "\n"

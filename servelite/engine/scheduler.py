@@ -155,7 +155,7 @@ class Scheduler:
         return True
 
     def _victim(self) -> int | None:
-        """Of the lowest class that runs, the row that costs least to recompute; never the first-ranked."""
+        """Of the class that ranks last, the row that costs least to recompute; never the first-ranked."""
         candidates = self.requests.order[1:]
         if not candidates:
             return None

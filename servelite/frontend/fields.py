@@ -6,6 +6,7 @@ the check and the documentation cannot differ. null means absent, as in OpenAI's
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -360,8 +361,4 @@ def field_table(fields: Sequence[Field]) -> str:
 
 
 def _json(value: Any) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}[value]
-        if value is None or isinstance(value, bool)
-        else repr(value)
-    )
+    return json.dumps(value, default=repr)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from servelite.engine.policies import POLICIES
 from servelite.ipc.messages import FLAG, FinishReason, Plan, RowFlag, StepResult, pack, unpack
 from servelite.worker.base import StepFailedError
 from tests.engine_harness import CLIENT, Harness, prompt, simulated
@@ -65,7 +66,7 @@ class Episode:
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
         self.windows: tuple[int, ...] = rng.choice([(), (), (6,), (17,)])
-        self.policy = rng.choice(["fcfs", "fcfs", "priority"])
+        self.policy = rng.choice(["fcfs", *sorted(POLICIES)])
         self.depth = rng.choice([1, 2, 3])
         self.blocks = rng.randint(24, 60) * (1 + len(self.windows))
         self.budget = rng.choice([8, 16, 64])

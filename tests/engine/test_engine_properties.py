@@ -9,6 +9,7 @@ from functools import lru_cache
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servelite.engine.policies import POLICIES
 from servelite.ipc.messages import FinishReason
 from tests.engine_harness import prompt, simulated
 
@@ -58,7 +59,7 @@ def alone(length: int, salt: int, max_tokens: int, windows: tuple[int, ...], sto
     st.integers(24, 60),
     st.sampled_from([8, 16, 64]),
     st.sampled_from([(), (6,), (17,)]),
-    st.sampled_from(["fcfs", "priority"]),
+    st.sampled_from(sorted(POLICIES)),
 )
 def test_whatever_comes_the_books_hold_and_answers_are_those_given_alone(
     arrivals: list[Arrival], depth: int, blocks: int, budget: int, windows: tuple[int, ...], policy: str
