@@ -34,6 +34,10 @@ class CausalModel(Protocol):
         """Whether a checkpoint may hold a tensor of this name that the model has no use for."""
         ...
 
+    def untie_head(self) -> None:
+        """Before the weights are read: give the head a table of its own, whatever the config says."""
+        ...
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [tokens] -> [tokens, hidden_size] of `dtype`."""
         ...

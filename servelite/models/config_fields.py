@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from servelite.layers.rotary import is_positive
 from servelite.models.base import ConfigError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -18,6 +19,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "use_bidirectional_attention": (None, False),
 }
 _NEED_ORIGINAL_LENGTH: Final = ("llama3", "yarn")
+_WINDOW: Final = 4096  # where a config has no `sliding_window` and its family has no other default
 
 
 class ConfigFields:
@@ -56,9 +58,7 @@ class ConfigFields:
     def number(self, field: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ConfigError(f"config field {field} is {value!r}, not a positive number")
-        return float(value)
+        return _positive(value, field)
 
     def flag(self, field: str, default: bool = False) -> bool:
         """True or false."""
@@ -84,12 +84,21 @@ class ConfigFields:
             )
         if unknown := [kind for kind in types if kind not in (FULL, SLIDING)]:
             raise ConfigError(f"config field layer_types has {unknown[0]!r}: {FULL} and {SLIDING} can be run")
-        window = self.size("sliding_window") if SLIDING in types else 0
+        if SLIDING not in types:
+            return (0,) * layers
+        window = self._window(_WINDOW)
+        if not window:
+            raise ConfigError(f"config field sliding_window is None, and {SLIDING} layers need one")
         return tuple(window if kind == SLIDING else 0 for kind in types)
 
-    def one_window(self, layers: int) -> tuple[int, ...]:
-        """`sliding_window` for all layers; null: they see all."""
-        window = 0 if self.get("sliding_window") is None else self.size("sliding_window")
+    def _window(self, default: int | None) -> int:
+        """`sliding_window`; 0 for null, which unlike absence is a setting."""
+        none = self._config.get("sliding_window", default) is None
+        return 0 if none else self.size("sliding_window", default)
+
+    def one_window(self, layers: int, default: int | None = _WINDOW) -> tuple[int, ...]:
+        """`sliding_window` for all layers; null: they see all. `default`: where the field is absent."""
+        window = self._window(default)
         kind = SLIDING if window else FULL
         self.refuse("layer_types", None, [kind] * layers)
         return (window,) * layers
@@ -100,6 +109,8 @@ class ConfigFields:
             self.refuse("layer_types", None, [FULL] * layers)
             return (0,) * layers
         first = self.get("max_window_layers", 28)
+        if type(first) is not int or first < 0:
+            raise self.error("max_window_layers", "not a number of layers")
         default = [SLIDING if layer >= first else FULL for layer in range(layers)]
         return self.windows_by_type(self.get("layer_types", default), layers)
 
@@ -117,8 +128,14 @@ class ConfigFields:
     @property
     def rope_by_type(self) -> bool:
         """Whether `rope_parameters` has settings for each layer type."""
-        parameters = self.get("rope_parameters", {})
+        parameters = self._object("rope_parameters")
         return FULL in parameters or SLIDING in parameters
+
+    def _object(self, field: str) -> dict[str, Any]:
+        value = self.get(field, {})
+        if not isinstance(value, dict):
+            raise self.error(field, "not an object")
+        return value
 
     def rope(self, kind: str = "", *, theta: float = 10000.0) -> tuple[float, dict[str, Any]]:
         """Base and scaling, for all layers or (`kind`) for those of one type.
@@ -129,17 +146,19 @@ class ConfigFields:
         Args:
             theta: the base where the config has none.
         """
-        parameters = self.get("rope_parameters", {})
-        scaling = self.get("rope_scaling") or parameters
+        parameters = self._object("rope_parameters")
+        scaling = self._object("rope_scaling") or parameters
         if self.rope_by_type:
             if not kind:
                 raise self.error("rope_parameters", f"{self._architecture} here has one for all layers")
             scaling = parameters = parameters.get(kind) or {}
+            if not isinstance(scaling, dict):
+                raise self.error("rope_parameters", f"{kind} is not an object")
         else:
             theta = self.number("rope_theta", theta)
-        if not isinstance(scaling, dict):
-            raise self.error("rope_scaling", "not an object")
-        theta = parameters.get("rope_theta") or theta
+        stated = scaling.get("rope_theta", parameters.get("rope_theta"))
+        if stated is not None:
+            theta = _positive(stated, f"rope_theta of rope_parameters {kind}".rstrip())
         if scaling.get("partial_rotary_factor", 1) != 1:
             raise ConfigError(f"rope_scaling {scaling}: partial_rotary_factor other than 1 cannot be run")
         return theta, self._completed(scaling)
@@ -151,6 +170,13 @@ class ConfigFields:
             return scaling
         length = self.size("max_position_embeddings")
         original = scaling.setdefault("original_max_position_embeddings", length)
+        _positive(original, "original_max_position_embeddings of the rope scaling")
         if scaling.get("factor") is None:
             scaling["factor"] = length / original
         return scaling
+
+
+def _positive(value: Any, field: str) -> float:
+    if not is_positive(value):
+        raise ConfigError(f"config field {field} is {value!r}, not a positive number")
+    return float(value)

@@ -143,15 +143,24 @@ class Decoder:
         self.dtype: torch.dtype = build.dtype
         self.kv_groups: tuple[KVGroupSpec, ...] = divide_layers(windows, shape.num_kv_heads, shape.head_dim)
         groups = group_of_layer(self.kv_groups)
-        self._tied = shape.tied
         self._embedding = VocabEmbedding(shape.vocab_size, shape.hidden_size, build.dtype)
         self._rotaries = tuple(dict.fromkeys(rotaries))
         self._rotary_of = tuple(self._rotaries.index(rotary) for rotary in rotaries)
         self._layers = [make_layer(layer, groups[layer]) for layer in range(shape.num_layers)]
         self._norm = RMSNorm(shape.hidden_size, shape.eps, build, offset=norm_offset)
         self._head_table = self._embedding
-        if not self._tied:
-            self._head_table = VocabEmbedding(shape.vocab_size, shape.hidden_size, build.dtype)
+        self._head = VocabHead(self._head_table)
+        if not shape.tied:
+            self.untie_head()
+
+    @property
+    def _tied(self) -> bool:
+        return self._head_table is self._embedding
+
+    def untie_head(self) -> None:
+        """See `CausalModel.untie_head`."""
+        vocab_size, hidden_size = self._embedding.weight.shape
+        self._head_table = VocabEmbedding(vocab_size, hidden_size, self.dtype)
         self._head = VocabHead(self._head_table)
 
     def weights(self) -> Iterator[WeightSlot]:
@@ -164,7 +173,8 @@ class Decoder:
             yield from self._head_table.weights("lm_head")
 
     def ignores(self, name: str) -> bool:
-        """Old checkpoints hold the rotary frequencies, and some a tied head a second time."""
+        """Old checkpoints hold the rotary frequencies, and some a tied head a second time (the loader
+        calls `untie_head` where it is another)."""
         return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
 
     def embed(self, token_ids: Tensor) -> Tensor:

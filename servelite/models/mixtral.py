@@ -51,5 +51,5 @@ class MixtralForCausalLM(Decoder):
             )
             return PreNormLayer(shape, attention, moe, build)
 
-        windows = fields.one_window(shape.num_layers)
+        windows = fields.one_window(shape.num_layers, default=None)
         super().__init__(shape, layer, windows, [rotary] * shape.num_layers, build)

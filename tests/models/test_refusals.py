@@ -79,6 +79,11 @@ def test_a_config_no_family_can_run_is_refused_by_field(
         ("MistralForCausalLM", {"layer_types": [FULL]}, "layer_types is"),
         ("Qwen2ForCausalLM", {"use_sliding_window": 1}, "use_sliding_window is 1"),
         ("Qwen2ForCausalLM", {"layer_types": [SLIDING]}, "layer_types is"),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": "x"},
+            "max_window_layers is 'x'",
+        ),
         ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": ["chunked"]}, "has 'chunked'"),
         ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": [FULL, FULL]}, "each of 1 layers"),
         (
@@ -129,11 +134,64 @@ def test_a_rope_scaling_without_its_numbers_is_refused(kind: str) -> None:
             "partial_rotary",
         ),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'"),
+        ({"rope_parameters": 5}, "rope_parameters is 5: not an object"),
+        ({"rope_parameters": {"rope_theta": "q"}}, "rope_theta of rope_parameters is 'q'"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf"),
+        ({"rope_theta": 10**400}, "rope_theta is 10"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+            "original_max.* is 0,",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": "x"}},
+            "original.* is 'x'",
+        ),
     ],
 )
 def test_rope_settings_that_cannot_be_run_are_refused(change: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         make("LlamaForCausalLM", **change)
+
+
+@pytest.mark.parametrize("changes", [{SLIDING: {"rope_theta": "q"}}, {FULL: {"rope_theta": "q"}}])
+def test_a_rotary_base_by_type_that_is_no_number_is_refused(changes: dict[str, Any]) -> None:
+    (kind,) = changes
+    with pytest.raises(ConfigError, match=f"rope_theta of rope_parameters {kind} is 'q'"):
+        make("Gemma3ForCausalLM", rope_parameters=changes)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "field", "value"),
+    [
+        *[
+            (plain, "factor", value)
+            for plain in ({"rope_type": "linear"}, LLAMA3, YARN)
+            for value in (0, -2.0, "x", True, float("nan"))
+        ],
+        (LLAMA3, "low_freq_factor", 0),
+        (LLAMA3, "high_freq_factor", 1),
+        (YARN, "beta_fast", -32),
+        (YARN, "beta_slow", "x"),
+        (YARN, "attention_factor", "x"),
+        (YARN, "truncate", "no"),
+        (YARN | {"mscale_all_dim": 1}, "mscale", "x"),
+    ],
+)
+def test_a_rope_scaling_that_cannot_be_used_is_refused_by_field(
+    scaling: dict[str, Any], field: str, value: Any
+) -> None:
+    with pytest.raises(UnknownScaling, match=rf"^{field} of the \w+ rope_scaling is {value!r}: [^\n]+$"):
+        make("LlamaForCausalLM", rope_scaling=scaling | {field: value})
 
 
 def test_the_refusal_names_the_file_in_one_line(tmp_path: Path) -> None:
