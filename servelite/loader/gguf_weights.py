@@ -11,7 +11,8 @@ from torch import Tensor
 
 from servelite.loader.gguf_dequantize import SUPPORTED, dequantize
 from servelite.loader.gguf_names import FREQUENCY_FACTORS, hugging_face_tensors
-from servelite.tokenizer.gguf import BLOCK, GGUFFile, GGUFTensor, ModelFileError
+from servelite.tokenizer.gguf import BLOCK, GGUFFile, GGUFTensor
+from servelite.tokenizer.metadata_files import ModelFileError
 
 _PIECE: Final = 1 << 20  # weights converted at once where the float32 values are not what is kept
 

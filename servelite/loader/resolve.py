@@ -30,7 +30,10 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def is_local(name: str) -> bool:
     """Whether `name` is `demo` or something on this machine, so that there is nothing to ask the hub."""
-    return name == "demo" or Path(name).expanduser().exists() or not is_hub_id(name)
+    try:
+        return name == "demo" or Path(name).expanduser().exists() or not is_hub_id(name)
+    except (OSError, RuntimeError):  # it cannot be looked up, which `resolve_model` tells
+        return True
 
 
 def resolve_model(name: str, revision: str = "") -> Path:
@@ -40,7 +43,7 @@ def resolve_model(name: str, revision: str = "") -> Path:
         revision: of a hub id (`hub.fetch`).
 
     Raises:
-        ModelNotFound: nothing is there, or a folder holds no config.json.
+        ModelNotFound: nothing is there, it cannot be looked up, or a folder holds no config.json.
     """
     if name == "demo":
         from servelite.loader.demo import demo_model_path
@@ -48,7 +51,18 @@ def resolve_model(name: str, revision: str = "") -> Path:
         return demo_model_path()
     if not is_local(name):
         return fetch(name, revision)
-    path = Path(name).expanduser()
+    try:
+        return _resolve_path(name, Path(name).expanduser())
+    except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~nobody
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise ModelNotFound(f"model {_shown(name)} cannot be looked up ({reason})") from None
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 200 else f"{name[:200]}...")
+
+
+def _resolve_path(name: str, path: Path) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file():
             found = sorted(path.glob("*.gguf"))

@@ -7,10 +7,13 @@ Source of the layout: https://github.com/huggingface/safetensors, "Format".
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from servelite.tokenizer.metadata_files import open_regular
 
 _HEADER_LIMIT: Final = 100_000_000  # bytes; the library's own
 _BITS: Final = {
@@ -35,14 +38,16 @@ class _Entry(msgspec.Struct):
 def find_damage(file: Path) -> str:
     """One line on what is wrong; "" where nothing of what is looked for here is."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
             length = int.from_bytes(opened.read(8), "little")
             if size < 8 or length > min(size - 8, _HEADER_LIMIT):
                 return f"its header runs past the file's end ({size} bytes): an incomplete download?"
             header = msgspec.json.decode(opened.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except RecursionError:
+        return "its header is nested too deeply"
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
         return ""
     held, position = size - 8 - length, 0

@@ -9,10 +9,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from servelite.loader.safetensors_damage import find_damage
-from servelite.tokenizer.model_files import ModelFileError
+from servelite.tokenizer.metadata_files import (
+    JSON_LIMIT,
+    ModelFileError,
+    brief,
+    decode_json,
+    open_regular,
+    read_whole,
+)
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_NAME_LIMIT = 255  # bytes of a file's name; Linux's own
 _DTYPES = ("F32", "F16", "BF16")
 
 
@@ -65,28 +73,29 @@ class SafetensorsWeights:
 def _read_index(folder: Path) -> dict[str, Path] | None:
     """Tensor -> file, None where there is one file and no index."""
     index = folder / _INDEX
-    if not index.exists():
+    try:
+        names = decode_json(index, read_whole(index, JSON_LIMIT), _Index).weight_map
+    except FileNotFoundError:
         if not (folder / _SINGLE).exists():
             raise ModelFileError(
                 folder,
                 f"neither {_SINGLE} nor {_INDEX} in this folder; pickled weights (pytorch_model.bin) are "
                 "never read, as they can run code: convert them to safetensors (transformers' "
                 "save_pretrained)",
-            )
+            ) from None
         return None
-    try:
-        names = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ModelFileError(index, f"cannot be read ({error})") from None
     for name in set(names.values()):
-        if Path(name).name != name:
-            raise ModelFileError(index, f"names a file outside the folder: {name!r}")
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise ModelFileError(index, f"names a file outside the folder: {brief(name)}")
+        if not name.isprintable() or len(name.encode()) > _NAME_LIMIT:
+            raise ModelFileError(index, f"names no file: {brief(name)}")
         if not (folder / name).exists():
             raise ModelFileError(folder / name, f"the file is missing ({_INDEX} names it)")
     return {tensor: folder / name for tensor, name in names.items()}
 
 
 def _open(file: Path) -> safe_open:
+    open_regular(file).close()
     try:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:

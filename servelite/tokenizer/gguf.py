@@ -20,21 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from servelite.tokenizer.metadata_files import ModelFileError, open_regular
+
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4  # of a tensor; GGML's own limit
 MAX_ARRAY_DEPTH: Final = 4  # of arrays in arrays
 MAX_ARRAY_ELEMENTS: Final = 1 << 24  # the largest vocabularies and merge lists are under 2**20
 DEFAULT_ALIGNMENT: Final = 32  # bytes
-
-
-class ModelFileError(ValueError):
-    """A model's file or folder that cannot be used; one line, naming the file and the place in it."""
-
-    def __init__(self, path: str | os.PathLike[str], detail: str) -> None:
-        super().__init__(f"{os.fspath(path)}: {detail}")
-        self.path = os.fspath(path)
-        self.detail = detail
 
 
 class GGMLType(enum.IntEnum):
@@ -251,7 +244,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size < 24:
                 raise ModelFileError(path, f"not a GGUF file ({size} bytes)")
@@ -294,6 +287,8 @@ def _read_tensors(cursor: _Cursor, count: int, metadata: dict[str, Any]) -> dict
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             cursor.fail(f"{dimensions} dimensions")
         shape = tuple(cursor.u64() for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            cursor.fail("a dimension of 0")
         kind, offset = cursor.u32(), cursor.u64()
         try:
             kind = GGMLType(kind)

@@ -6,13 +6,16 @@ its row of `ARCHITECTURES` here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from servelite.tokenizer.gguf import GGMLType, GGUFFile, ModelFileError
+from servelite.tokenizer.config_limits import LIMITS, check_sizes
+from servelite.tokenizer.gguf import GGMLType, GGUFFile
+from servelite.tokenizer.metadata_files import ModelFileError, brief
 
 # GGUF key below "<architecture>." -> config.json key.
 _KEYS: Final = {
@@ -38,6 +41,7 @@ _NEEDED: Final = (
     "attention.head_count",
     "context_length",
 )
+_PER_LAYER: Final = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _REAL: Final = ("rms_norm_eps", "rope_theta", "attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -75,15 +79,18 @@ def config_from_gguf(gguf: GGUFFile) -> dict[str, Any]:
     for key, ours in _KEYS.items():
         full = f"{name}.{key}"
         if full in metadata and (metadata[full] != 0 or key in _NEEDED):
-            config[ours] = _number(gguf, full, real=ours in _REAL)
+            per_layer = key in _PER_LAYER and name not in ARCHITECTURES
+            config[ours] = _number(gguf, full, ours, per_layer=per_layer)
     # In the file the epsilon is a float32; the model was made with the short decimal next to it.
     config["rms_norm_eps"] = float(f"{config['rms_norm_eps']:.6g}")
     heads = config["num_attention_heads"]
     config.setdefault("num_key_value_heads", heads)
     if "head_dim" not in config:
-        rotary = metadata.get(f"{name}.rope.dimension_count")
-        config["head_dim"] = rotary or config["hidden_size"] // (
-            heads if isinstance(heads, int) else heads[0]
+        rotary = f"{name}.rope.dimension_count"
+        config["head_dim"] = (
+            _number(gguf, rotary, "head_dim")
+            if metadata.get(rotary, 0) != 0
+            else config["hidden_size"] // (heads if isinstance(heads, int) else heads[0])
         )
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -95,16 +102,24 @@ def config_from_gguf(gguf: GGUFFile) -> dict[str, Any]:
         config[ours] = metadata.get(f"tokenizer.ggml.{key}_token_id")
     if known.finish is not None:
         known.finish(gguf, config)
+    check_sizes(gguf.path, config)
     return config
 
 
-def _number(gguf: GGUFFile, key: str, *, real: bool) -> Any:
-    """A positive number, or a list of counts where a family's layers differ."""
+def _number(gguf: GGUFFile, key: str, ours: str, *, per_layer: bool = False) -> Any:
+    """A positive finite number within the limit of config field `ours`; `per_layer`: or a list of such,
+    as families have whose layers differ."""
     value = gguf.metadata[key]
-    values = value if isinstance(value, list) and value and not real else [value]
+    kind = (int, float) if ours in _REAL else int
+    values = value if per_layer and isinstance(value, list) and value else [value]
+    limit = LIMITS.get(ours, math.inf)
     for one in values:
-        if isinstance(one, bool) or not isinstance(one, (int, float) if real else int) or not one > 0:
-            raise ModelFileError(gguf.path, f"metadata key {key!r} is {value!r}, no positive number")
+        if isinstance(one, bool) or not isinstance(one, kind) or not 0 < one < math.inf:
+            raise ModelFileError(gguf.path, f"metadata key {key!r} is {brief(value)}, no positive number")
+        if one > limit:
+            raise ModelFileError(
+                gguf.path, f"metadata key {key!r} is {brief(value)}, above the limit of {limit}"
+            )
     return value
 
 
@@ -174,7 +189,7 @@ def _finish_qwen3moe(gguf: GGUFFile, config: dict[str, Any]) -> None:
     key = "qwen3moe.expert_feed_forward_length"
     if key not in gguf.metadata or "num_local_experts" not in config:
         raise ModelFileError(gguf.path, f"metadata key {key!r} or 'qwen3moe.expert_count' is absent")
-    config["moe_intermediate_size"] = _number(gguf, key, real=False)
+    config["moe_intermediate_size"] = _number(gguf, key, "moe_intermediate_size")
     config["num_experts"] = config.pop("num_local_experts")
 
 
@@ -191,10 +206,10 @@ def _finish_gemma3(gguf: GGUFFile, config: dict[str, Any]) -> None:
         sliding = [bool(one) for one in period]
     else:
         key = "gemma3.attention.sliding_window_pattern"
-        raise ModelFileError(gguf.path, f"metadata key {key!r} is {period!r}")
+        raise ModelFileError(gguf.path, f"metadata key {key!r} is {brief(period)}")
     config["layer_types"] = ["sliding_attention" if one else "full_attention" for one in sliding]
     if "gemma3.rope.freq_base_swa" in gguf.metadata:
-        config["rope_local_base_freq"] = _number(gguf, "gemma3.rope.freq_base_swa", real=True)
+        config["rope_local_base_freq"] = _number(gguf, "gemma3.rope.freq_base_swa", "rope_theta")
     config["query_pre_attn_scalar"] = (
         config["hidden_size"] // config["num_attention_heads"]
         if layers == _GEMMA3_27B_LAYERS

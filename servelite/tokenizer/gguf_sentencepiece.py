@@ -7,12 +7,14 @@ User-defined pieces (runs of newlines, of spaces) are found in a text before any
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from servelite.tokenizer.gguf import GGUFFile, ModelFileError
+from servelite.tokenizer.gguf import GGUFFile
+from servelite.tokenizer.metadata_files import ModelFileError, brief
 
 SPACE: Final = "\u2581"
 
@@ -22,6 +24,11 @@ UNKNOWN: Final = 2
 CONTROL: Final = 3
 USER_DEFINED: Final = 4
 BYTE: Final = 6
+KINDS: Final = frozenset(range(7))
+"""All there are, the two that mean nothing here (undefined, unused) among them."""
+
+MAX_PIECE: Final = 1024
+"""Characters of a piece; each is cut at every place, which takes the square of its length."""
 
 _SPARE: Final = re.compile(r"<unused\d+>")
 """Places kept free in Gemma's vocabularies, thousands of them. GGUF calls them control tokens; they
@@ -47,17 +54,25 @@ def build_sentencepiece(gguf: GGUFFile, pieces: list[str], kinds: list[int]) -> 
     """The tokenizer without its added tokens and its rule of BOS and EOS.
 
     Raises:
-        ModelFileError: pieces twice, scores missing, or no piece for an unknown character.
+        ModelFileError: pieces twice or too long, scores missing, or no piece for an unknown character.
     """
     scores = gguf.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(pieces):
         raise ModelFileError(gguf.path, "tokenizer.ggml.scores is absent or not as long as the tokens")
+    if type(scores[0]) not in (int, float) or any(math.isnan(score) for score in scores):
+        raise ModelFileError(gguf.path, f"tokenizer.ggml.scores is {brief(scores)}, no list of numbers")
+    if (longest := max(pieces, key=len)) and len(longest) > MAX_PIECE:
+        raise ModelFileError(
+            gguf.path,
+            f"tokenizer.ggml.tokens holds {brief(longest)} of {len(longest)} characters, "
+            f"above the limit of {MAX_PIECE}",
+        )
     vocab = {piece: index for index, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         raise ModelFileError(gguf.path, "tokenizer.ggml.tokens holds a token twice")
     unknown: Any = gguf.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if type(unknown) is not int or not 0 <= unknown < len(pieces):
-        raise ModelFileError(gguf.path, f"tokenizer.ggml.unknown_token_id is {unknown!r}")
+        raise ModelFileError(gguf.path, f"tokenizer.ggml.unknown_token_id is {brief(unknown)}")
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,

@@ -15,15 +15,17 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from servelite.tokenizer.gguf import GGUFFile, ModelFileError
+from servelite.tokenizer.gguf import GGUFFile
 from servelite.tokenizer.gguf_sentencepiece import (
     CONTROL,
+    KINDS,
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
     build_sentencepiece,
     pieces_of,
 )
+from servelite.tokenizer.metadata_files import ModelFileError, brief
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def build_tokenizer(gguf: GGUFFile) -> Tokenizer:
             return _build_pieces(gguf)
     raise ModelFileError(
         gguf.path,
-        f"tokenizer.ggml.model is {kind!r}; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) can be read",
+        f"tokenizer.ggml.model is {brief(kind)}; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) can be "
+        "read",
     )
 
 
@@ -113,10 +116,12 @@ def _build_pieces(gguf: GGUFFile) -> Tokenizer:
 
 def _build_byte_level(gguf: GGUFFile) -> Tokenizer:
     name = gguf.metadata.get("tokenizer.ggml.pre", "default")
-    pre = PRE_TOKENIZERS.get(name)
+    pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if pre is None:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ModelFileError(gguf.path, f"tokenizer.ggml.pre is {name!r}, not one of those known: {known}")
+        raise ModelFileError(
+            gguf.path, f"tokenizer.ggml.pre is {brief(name)}, not one of those known: {known}"
+        )
     tokens = _strings(gguf, "tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
@@ -157,6 +162,11 @@ def _types(gguf: GGUFFile) -> list[int]:
     types = gguf.metadata.get("tokenizer.ggml.token_type", [NORMAL] * count)
     if not isinstance(types, list) or len(types) != count:
         raise ModelFileError(gguf.path, "tokenizer.ggml.token_type is not as long as tokenizer.ggml.tokens")
+    # All of an array's elements are of one kind.
+    if type(types[0]) is not int or not KINDS.issuperset(types):
+        raise ModelFileError(
+            gguf.path, f"tokenizer.ggml.token_type is {brief(types)}, no list of token types (0 to 6)"
+        )
     return types
 
 
@@ -186,7 +196,8 @@ def _set_post_processor(tokenizer: Tokenizer, gguf: GGUFFile, tokens: list[str],
         if not isinstance(index, int) or not 0 <= index < len(tokens):
             raise ModelFileError(
                 gguf.path,
-                f"tokenizer.ggml.add_{which}_token is set, but tokenizer.ggml.{which}_token_id is {index!r}",
+                f"tokenizer.ggml.add_{which}_token is set, but tokenizer.ggml.{which}_token_id is "
+                f"{brief(index)}",
             )
         named.append((tokens[index], index))
         template = [tokens[index], *template] if which == "bos" else [*template, tokens[index]]

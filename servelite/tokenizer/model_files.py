@@ -8,14 +8,25 @@ needs no torch.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from servelite.tokenizer.gguf import GGUFFile, ModelFileError, read_gguf
+from servelite.tokenizer.config_limits import check_sizes
+from servelite.tokenizer.gguf import GGUFFile, read_gguf
 from servelite.tokenizer.gguf_config import config_from_gguf
+from servelite.tokenizer.metadata_files import (
+    JSON_LIMIT,
+    TEMPLATE_LIMIT,
+    TOKENIZER_LIMIT,
+    ModelFileError,
+    brief,
+    decode_json,
+    read_whole,
+)
 
 __all__ = [
     "ModelFileError",
@@ -30,6 +41,7 @@ _GGUF_EOS_KEYS: Final = (
     "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.eom_token_id",
 )
+_GGUF_BOS_KEY: Final = "tokenizer.ggml.bos_token_id"
 _LENGTH_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -56,9 +68,9 @@ def open_model_files(path: str | os.PathLike[str]) -> ModelFiles:
         ModelFileError: nothing is there, it is neither, or it is damaged or incomplete.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _open_folder(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise ModelFileError(path, "no such file or folder")
     return _open_gguf(path)
 
@@ -71,7 +83,7 @@ def with_tokenizer(files: ModelFiles, path: Path) -> ModelFiles:
     Raises:
         ModelFileError: nothing is there, or it is damaged.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         tokenizer_config = _read_json(path / "tokenizer_config.json") or {}
         eos = _tokenizer_eos(path, tokenizer_config)
         template = _folder_template(path, tokenizer_config)
@@ -107,12 +119,15 @@ def _open_gguf(path: Path) -> ModelFiles:
     gguf = read_gguf(path)
     config = config_from_gguf(gguf)
     template = gguf.metadata.get("tokenizer.chat_template")
-    eos = {_gguf_id(gguf, key) for key in _GGUF_EOS_KEYS if key in gguf.metadata}
+    size = config["vocab_size"]
+    eos = {_gguf_id(gguf, key, size) for key in _GGUF_EOS_KEYS if key in gguf.metadata}
+    if _GGUF_BOS_KEY in gguf.metadata:
+        _gguf_id(gguf, _GGUF_BOS_KEY, size)
     return ModelFiles(
         path=path,
         format="gguf",
         config=config,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=_template(path, template),
         eos_token_ids=tuple(sorted(eos)),
         max_model_len=config["max_position_embeddings"],
         architecture=config["architectures"][0],
@@ -120,18 +135,24 @@ def _open_gguf(path: Path) -> ModelFiles:
     )
 
 
-def _gguf_id(gguf: GGUFFile, key: str) -> int:
+def _gguf_id(gguf: GGUFFile, key: str, size: int) -> int:
     value = gguf.metadata[key]
-    if type(value) is not int or value < 0:
-        raise ModelFileError(gguf.path, f"metadata key {key!r} is {value!r}, no token ID")
+    if type(value) is not int or not 0 <= value < size:
+        raise ModelFileError(
+            gguf.path, f"metadata key {key!r} is {brief(value)}, no token ID (0 to {size - 1})"
+        )
     return value
 
 
 # ---------------------------------------------------------------- Hugging Face folders
 
 
+_ID: Final = re.compile(r"[0-9]{1,9}")
+_ID_LIMIT: Final = 1 << 31  # token IDs are int32 in places
+
+
 class _AddedToken(msgspec.Struct):
-    id: int
+    id: Annotated[int, msgspec.Meta(ge=0, lt=_ID_LIMIT)]
     content: str
 
 
@@ -149,11 +170,12 @@ def _open_folder(path: Path) -> ModelFiles:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelFileError(path / "config.json", "'architectures' is absent or empty")
     config = _complete(config)
+    check_sizes(path / "config.json", config)
     # A model of several parts keeps it with the text's: such a one is refused by its architecture's name.
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, dict) else {})
     length = next((place[key] for place in places for key in _LENGTH_KEYS if place.get(key)), None)
-    if not isinstance(length, int) or length <= 0:
+    if type(length) is not int or length <= 0:
         raise ModelFileError(path / "config.json", f"none of {', '.join(_LENGTH_KEYS)} is a positive integer")
     generation_config = _read_json(path / "generation_config.json") or {}
     tokenizer_config = _read_json(path / "tokenizer_config.json") or {}
@@ -176,13 +198,9 @@ def _open_folder(path: Path) -> ModelFiles:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, None where there is no file."""
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = decode_json(path, read_whole(path, JSON_LIMIT), object)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read ({error.strerror})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelFileError(path, f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise ModelFileError(path, "not a JSON object")
     return value
@@ -214,8 +232,8 @@ def _ids(path: Path, value: Any) -> set[int]:
     """`eos_token_id` as a set: absent, one ID or a list of them."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     for one in values:
-        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
-            raise ModelFileError(path, f"'eos_token_id' is {value!r}")
+        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < _ID_LIMIT:
+            raise ModelFileError(path, f"'eos_token_id' is {brief(value)}")
     return set(values)
 
 
@@ -231,32 +249,45 @@ def _tokenizer_eos(path: Path, tokenizer_config: dict[str, Any]) -> set[int]:
     text = token_text(tokenizer_config.get("eos_token"))
     if not text:
         return set()
-    for number, token in (tokenizer_config.get("added_tokens_decoder") or {}).items():
-        if token_text(token) == text and number.isdigit():
+    decoder = tokenizer_config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise ModelFileError(
+            path / "tokenizer_config.json", f"'added_tokens_decoder' is {brief(decoder)}, not an object"
+        )
+    for number, token in decoder.items():
+        if token_text(token) == text and _ID.fullmatch(number):
             return {int(number)}
     file = path / "tokenizer.json"
     try:
-        added = msgspec.json.decode(file.read_bytes(), type=_TokenizerJson).added_tokens
+        added = decode_json(file, read_whole(file, TOKENIZER_LIMIT), _TokenizerJson).added_tokens
     except FileNotFoundError:
         return set()
-    except OSError as error:
-        raise ModelFileError(file, f"cannot be read ({error.strerror})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelFileError(file, f"damaged ({error})") from None
     return {token.id for token in added if token.content == text}
 
 
 def _folder_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     """The chat template: chat_template.jinja first, then chat_template.json, then the tokenizer's."""
+    file = path / "chat_template.jinja"
     try:
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        return read_whole(file, TEMPLATE_LIMIT).decode()
     except FileNotFoundError:
         pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(path / "chat_template.jinja", f"cannot be read ({error})") from None
+    except UnicodeDecodeError as error:
+        raise ModelFileError(file, f"cannot be read ({error})") from None
     own = _read_json(path / "chat_template.json") or {}
     value = own.get("chat_template") or tokenizer_config.get("chat_template")
     if isinstance(value, list):  # several named ones; "default" is the one for chat
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+        chat = (t for t in value if isinstance(t, dict) and t.get("name") == "default")
+        value = next(chat, {}).get("template")
+    return _template(path, value)
+
+
+def _template(path: Path, value: Any) -> str | None:
+    """A chat template that is written in another file; what is no text counts for nothing."""
+    if not isinstance(value, str):
+        return None
+    if len(value) > TEMPLATE_LIMIT:
+        raise ModelFileError(
+            path, f"its chat template has {len(value)} characters, above the limit of {TEMPLATE_LIMIT}"
+        )
+    return value

@@ -15,9 +15,9 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import Metaspace
 
-from servelite.tokenizer.gguf import ModelFileError
 from servelite.tokenizer.gguf_tokenizer import build_tokenizer
 from servelite.tokenizer.length_bound import keeps_every_byte
+from servelite.tokenizer.metadata_files import TOKENIZER_LIMIT, ModelFileError, read_whole
 from servelite.tokenizer.model_files import ModelFiles, token_text
 from servelite.tokenizer.token_bytes import PieceDecoder, UnknownTokenizer, piece_decoder
 
@@ -282,16 +282,21 @@ def _named_id(files: ModelFiles, backend: Backend, which: str) -> int | None:
 def _folder_backend(folder: Path) -> tuple[Backend, Path]:
     """The tokenizer of a Hugging Face folder, and the file it came from."""
     file = folder / "tokenizer.json"
-    if not file.exists():
+    try:
+        content = read_whole(file, TOKENIZER_LIMIT)
+    except FileNotFoundError:
         return _converted_backend(folder), folder
     try:
-        return Backend.from_file(str(file)), file
+        return Backend.from_buffer(content), file
     except Exception as error:  # tokenizers raises a bare Exception for a damaged file
         raise ModelFileError(file, f"damaged ({error})") from None
 
 
 def _converted_backend(folder: Path) -> Backend:
     """transformers' conversion of older formats; imported only here, where nothing else has an answer."""
+    for entry in folder.iterdir():
+        if entry.exists() and not entry.is_dir() and not entry.is_file():
+            raise ModelFileError(entry, "not a regular file")  # which transformers would wait for
     from transformers import AutoTokenizer
 
     try:

@@ -164,6 +164,12 @@ def test_a_model_keeps_the_name_it_was_called_by(tmp_path: Path) -> None:
     assert caught.value.exit_code is ExitCode.MODEL
 
 
+def test_a_model_of_a_name_too_long_for_the_system() -> None:
+    with pytest.raises(LaunchError, match="cannot be looked up") as caught:
+        find_model(Settings(model="x" * 5000))
+    assert caught.value.exit_code is ExitCode.MODEL and "\n" not in str(caught.value)
+
+
 def test_signals_arrive_as_bytes() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with SignalPipe() as signals:

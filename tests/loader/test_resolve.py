@@ -43,6 +43,13 @@ def test_what_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert repr(name) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "./" + "x" * 300, "~no-such-user/m.gguf"])
+def test_what_cannot_be_looked_up(name: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"^model '[^\n]* cannot be looked up \([^\n]+\)$") as caught:
+        resolve_model(name)
+    assert len(str(caught.value)) < 400
+
+
 def test_demo_is_the_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "demo_model_path", lambda: tmp_path / "demo.gguf")
     assert resolve_model("demo") == tmp_path / "demo.gguf"

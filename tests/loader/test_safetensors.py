@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from servelite.kernels.dispatch import REFERENCE
+from servelite.loader import model as loader
 from servelite.loader.model import load_model
+from servelite.models.registry import build_model
+from servelite.tokenizer.config_limits import LIMITS
 from servelite.tokenizer.model_files import ModelFileError, open_model_files
 from tests.tiny_models import tiny_llama
 
@@ -80,10 +84,10 @@ def test_what_old_checkpoints_hold_besides_is_passed_over(folder: Path) -> None:
     load_model(open_model_files(folder), REFERENCE)
 
 
-def test_a_tied_head_given_twice_is_passed_over(tmp_path: Path) -> None:
+def test_a_tied_models_head_of_another_shape_is_refused(tmp_path: Path) -> None:
     tiny_llama(tmp_path, tie_word_embeddings=True)
-    rewrite(tmp_path, lm_head__weight=torch.zeros(257, 48))
-    load_model(open_model_files(tmp_path), REFERENCE)
+    rewrite(tmp_path, lm_head__weight=torch.zeros(256, 48))
+    assert "'lm_head.weight' has shape [256, 48], the config asks for [257, 48]" in load_error(tmp_path)
 
 
 def test_no_weights_at_all(folder: Path) -> None:
@@ -136,6 +140,10 @@ def entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[st
         (written({"w": entry([1 << 40, 1 << 40], 0, 64)}, bytes(64)), "tensor 'w' has 64 bytes for shape"),
         (written({"w": entry([4], 0, 1 << 62)}, bytes(16)), "tensor 'w' has 4611686018427387904 bytes"),
         (written({"w": entry([4], 0, 16, "NOPE")}, bytes(16)), "unknown variant `NOPE`"),
+        (
+            struct.pack("<Q", 200_005) + b'{"a":' + b"[" * 100_000 + b"]" * 100_000,
+            "its header is nested too deeply",
+        ),
         (written({"w": 7}), "invalid type: integer `7`"),
         (written({"v": entry([4], 0, 16)}, bytes(20)), "file not fully covered"),
     ],
@@ -150,7 +158,7 @@ def test_a_header_that_lies(folder: Path, content: bytes, says: str) -> None:
 def test_a_folder_in_a_files_place(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
-    assert load_error(folder).startswith(f"{folder}/model.safetensors: {UNREADABLE} (")
+    assert load_error(folder) == f"{folder}/model.safetensors: not a regular file"
 
 
 @pytest.fixture
@@ -213,12 +221,62 @@ def test_half_precision_is_widened(folder: Path, dtype: torch.dtype) -> None:
     [
         ({"a": "model-1.safetensors"}, "model-1.safetensors: the file is missing"),
         ({"a": "../model.safetensors"}, "names a file outside the folder: '../model.safetensors'"),
-        (7, "cannot be read"),
+        ({"a": ".."}, "names a file outside the folder: '..'"),
+        ({"a": ""}, "names a file outside the folder: ''"),
+        ({"a": "x\ny"}, "names no file: 'x\\ny'"),
+        ({"a": "x" * 300}, "names no file: 'xxx"),
+        (7, "damaged (Expected `object`, got `int`"),
     ],
 )
 def test_a_bad_index(folder: Path, files: object, named: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     assert named in load_error(folder)
+
+
+def test_a_pipe_in_place_of_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert load_error(folder) == f"{folder / 'model.safetensors'}: not a regular file"
+
+
+def set_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_what_the_file_does_not_hold_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+
+    def build(*args: Any) -> Any:
+        model = build_model(*args)
+        devices.append(",".join({slot.tensor.device.type for slot in model.weights()}))
+        return model
+
+    monkeypatch.setattr(loader, "build_model", build)
+    load_model(open_model_files(folder), REFERENCE)
+    assert devices == ["meta", "cpu"]
+    for field in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"):
+        devices.clear()
+        before = (folder / "config.json").read_text()
+        set_config(folder, **{field: LIMITS[field]})
+        assert "the config asks for" in load_error(folder)
+        assert devices == ["meta"]
+        set_config(folder, **{field: LIMITS[field] + 1})
+        assert f"config field {field} is {LIMITS[field] + 1}, above the limit" in load_error(folder)
+        (folder / "config.json").write_text(before)
+
+
+def test_no_quantisation_may_be_written_as_null(folder: Path) -> None:
+    set_config(folder, quantization_config=None)
+    load_model(open_model_files(folder), REFERENCE)
+
+
+@pytest.mark.parametrize("value", [[], "x", 4, False])
+def test_a_quantisation_that_is_no_object(folder: Path, value: object) -> None:
+    set_config(folder, quantization_config=value)
+    assert load_error(folder) == (
+        f"{folder / 'config.json'}: 'quantization_config' is {value!r}, not an object"
+    )
 
 
 def test_quantised_weights_are_refused_by_method(folder: Path) -> None:

@@ -124,6 +124,7 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
         (_header(1, 0, _tensor("w", (1,) * 9, 0, 0)), "tensor 'w': 9 dimensions"),
         (_header(1, 0, _tensor("w", (33,), 3, 0)), "no multiple of Q4_1's block of 32"),
         (_header(1, 0, _tensor("w", (1 << 60, 1 << 60), 0, 0)), "tensor 'w': ends at byte"),
+        (_header(1, 0, _tensor("w", (1 << 40, 0), 0, 0)), "tensor 'w': a dimension of 0"),
         (_header(1, 0, _tensor("w", (1,), 0, 7)), "offset 7 is not aligned to 32"),
         (
             _header(0, 1, _string("general.alignment") + struct.pack("<II", 4, 0)),

@@ -118,6 +118,9 @@ def test_a_file_that_says_nothing_has_bos_and_the_space(tmp_path: Path) -> None:
         ({"tokenizer__ggml__token_type": TYPES[:-1]}, "token_type is not as long"),
         ({"tokenizer__ggml__unknown_token_id": 9999}, "tokenizer.ggml.unknown_token_id is 9999"),
         ({"tokenizer__ggml__tokens": [*TOKENS[:-1], "he"]}, "holds a token twice"),
+        ({"tokenizer__ggml__scores": ["a"] * len(SCORES)}, "tokenizer.ggml.scores is ['a', 'a'"),
+        ({"tokenizer__ggml__scores": [float("nan")] * len(SCORES)}, "tokenizer.ggml.scores is [nan, nan"),
+        ({"tokenizer__ggml__tokens": [*TOKENS[:-1], "a" * 1025]}, "of 1025 characters, above the limit"),
     ],
 )
 def test_what_cannot_be_read_exactly_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

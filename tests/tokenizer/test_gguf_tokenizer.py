@@ -115,8 +115,12 @@ def test_llama_3_takes_a_whole_token_whatever_the_merges_say(tmp_path: Path) -> 
         ({"tokenizer__ggml__token_type": TYPES[:-1]}, "not as long as tokenizer.ggml.tokens"),
         (
             {"tokenizer__ggml__add_bos_token": True, "tokenizer__ggml__bos_token_id": 9999},
-            "tokenizer.ggml.bos_token_id is 9999",
+            "'tokenizer.ggml.bos_token_id' is 9999, no token ID",
         ),
+        ({"tokenizer__ggml__pre": ["smollm"]}, "tokenizer.ggml.pre is ['smollm'], not one of those known"),
+        ({"tokenizer__ggml__token_type": [7] * len(TYPES)}, "tokenizer.ggml.token_type is [7, 7, 7"),
+        ({"tokenizer__ggml__token_type": [-1] * len(TYPES)}, "tokenizer.ggml.token_type is [-1, -1"),
+        ({"tokenizer__ggml__token_type": ["a"] * len(TYPES)}, "tokenizer.ggml.token_type is ['a', 'a'"),
     ],
 )
 def test_what_cannot_be_read_exactly_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

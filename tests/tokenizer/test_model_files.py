@@ -183,6 +183,18 @@ def test_a_pattern_of_windows_in_the_file_counts(tmp_path: Path) -> None:
         ({"llama__context_length": "long"}, "'llama.context_length' is 'long', no positive number"),
         ({"llama__rope__freq_base": "x"}, "'llama.rope.freq_base' is 'x', no positive number"),
         ({"tokenizer__ggml__eos_token_id": "x"}, "'tokenizer.ggml.eos_token_id' is 'x', no token ID"),
+        ({"tokenizer__ggml__eos_token_id": 9999}, "'tokenizer.ggml.eos_token_id' is 9999, no token ID"),
+        ({"tokenizer__ggml__bos_token_id": 9999}, "'tokenizer.ggml.bos_token_id' is 9999, no token ID"),
+        ({"tokenizer__ggml__bos_token_id": [4]}, "'tokenizer.ggml.bos_token_id' is [4], no token ID"),
+        ({"llama__context_length": [4]}, "'llama.context_length' is [4], no positive number"),
+        ({"llama__block_count": [2]}, "'llama.block_count' is [2], no positive number"),
+        ({"llama__block_count": 1 << 30}, "'llama.block_count' is 1073741824, above the limit of 4096"),
+        ({"llama__rope__freq_base": math.inf}, "'llama.rope.freq_base' is inf, no positive number"),
+        ({"llama__rope__dimension_count": "x"}, "'llama.rope.dimension_count' is 'x', no positive number"),
+        (
+            {"llama__attention__layer_norm_rms_epsilon": math.inf},
+            "'llama.attention.layer_norm_rms_epsilon' is inf, no positive number",
+        ),
     ],
 )
 def test_a_gguf_file_with_a_bad_key_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -224,6 +236,12 @@ def test_an_end_token_known_from_the_tokenizers_configuration(tmp_path: Path) ->
     assert open_model_files(folder(tmp_path, tokenizer_config__json=config)).eos_token_ids == (2, 9)
 
 
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "x", ""])
+def test_an_added_tokens_number_that_is_none_counts_for_nothing(tmp_path: Path, number: str) -> None:
+    config = {"eos_token": "<end>", "added_tokens_decoder": {number: {"content": "<end>"}}}
+    assert open_model_files(folder(tmp_path, tokenizer_config__json=config)).eos_token_ids == (2,)
+
+
 @pytest.mark.parametrize(
     ("files", "template"),
     [
@@ -259,8 +277,27 @@ def test_where_a_chat_template_comes_from(
         ({"config__json": CONFIG | {"architectures": []}}, "'architectures' is absent or empty"),
         ({"config__json": CONFIG | {"max_position_embeddings": None}}, "none of max_position_embeddings"),
         ({"config__json": CONFIG | {"eos_token_id": "x"}}, "'eos_token_id' is 'x'"),
+        ({"config__json": CONFIG | {"eos_token_id": 10**30}}, "'eos_token_id' is 1000000000000000"),
+        (
+            {
+                "tokenizer_config__json": {"eos_token": "e"},
+                "tokenizer__json": {"added_tokens": [{"id": 1 << 40, "content": "e"}]},
+            },
+            "tokenizer.json: damaged",
+        ),
         ({"generation_config__json": {"eos_token_id": [1, "x"]}}, "generation_config.json: 'eos_token_id'"),
-        ({"tokenizer_config__json": {"eos_token": "e"}, "tokenizer__json": "{"}, "tokenizer.json: damaged"),
+        ({"tokenizer_config__json": {"eos_token": "e"}, "tokenizer__json": "{"}, "tokenizer.json: not valid"),
+        ({"config__json": CONFIG | {"max_position_embeddings": True}}, "none of max_position_embeddings"),
+        ({"config__json": CONFIG | {"max_position_embeddings": 10**30}}, "config field max_position_embed"),
+        (
+            {"config__json": CONFIG | {"num_hidden_layers": 4097}},
+            "num_hidden_layers is 4097, above the limit",
+        ),
+        ({"config__json": CONFIG | {"num_hidden_layers": 600, "num_experts": 600}}, "experts in all"),
+        (
+            {"tokenizer_config__json": {"eos_token": "e", "added_tokens_decoder": ["x"]}},
+            "tokenizer_config.json: 'added_tokens_decoder' is ['x'], not an object",
+        ),
     ],
 )
 def test_a_bad_folder_is_refused_with_the_file_named(
