@@ -12,6 +12,7 @@ from typing import Any, Final
 from servelite.config import Settings
 from servelite.frontend.errors import APIError
 from servelite.frontend.sampling import GENERATION_CONFIG_NAMES, SAMPLING_FIELDS
+from servelite.tokenizer.metadata_files import TEMPLATE_LIMIT, read_whole
 from servelite.tokenizer.model_files import (
     ModelFileError,
     ModelFiles,
@@ -48,9 +49,10 @@ def read_metadata(settings: Settings) -> ModelMetadata:
     if settings.chat_template:
         path = Path(settings.chat_template)
         try:
-            files = dataclasses.replace(files, chat_template=path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_whole(path, TEMPLATE_LIMIT).decode()
+        except (FileNotFoundError, UnicodeDecodeError) as error:
             raise ModelFileError(path, f"--chat-template cannot be read ({error})") from None
+        files = dataclasses.replace(files, chat_template=text)
     defaults = _sampling_defaults(settings.generation_config, Path(settings.model), files)
     if defaults:
         words = ", ".join(f"{name} {value}" for name, value in defaults.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ def test_a_template_from_a_file(folder: Path, tmp_path: Path) -> None:
     assert read(folder, chat_template=str(tmp_path / "t.jinja")).files.chat_template == "{{ messages }}"
     with pytest.raises(ModelFileError, match=r"none\.jinja: --chat-template cannot be read"):
         read(folder, chat_template=str(tmp_path / "none.jinja"))
+    os.mkfifo(tmp_path / "pipe.jinja")
+    with pytest.raises(ModelFileError, match=r"pipe\.jinja: not a regular file"):
+        read(folder, chat_template=str(tmp_path / "pipe.jinja"))
 
 
 def test_a_tokenizer_from_elsewhere(folder: Path, tmp_path: Path, demo_model: Path) -> None:
