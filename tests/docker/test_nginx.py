@@ -95,12 +95,13 @@ def test_metrics_are_not_public(nginx: Nginx) -> None:
 
 
 class StandIn(ThreadingHTTPServer):
-    """A replica that always gives one answer; notes what it was sent, and on how many connections."""
+    """A replica that gives one answer (200 after `refusals` of them); notes what it was sent, and on how many connections."""
 
     daemon_threads = True
 
     def __init__(self, status: int, port: int) -> None:
         self.bodies: list[bytes] = []
+        self.refusals: int | None = None
         self.connections = 0
         stand_in = self
 
@@ -114,7 +115,8 @@ class StandIn(ThreadingHTTPServer):
             def do_POST(self) -> None:
                 stand_in.bodies.append(self.rfile.read(int(self.headers["content-length"])))
                 text = b'{"replica": true}'
-                self.send_response(status)
+                recovered = stand_in.refusals is not None and len(stand_in.bodies) > stand_in.refusals
+                self.send_response(200 if recovered else status)
                 self.send_header("content-length", str(len(text)))
                 self.send_header("retry-after", "7")
                 self.end_headers()
@@ -164,6 +166,14 @@ def test_what_a_full_replica_says_reaches_the_client() -> None:
     ):
         assert (answer.status, answer.headers["retry-after"]) == (503, "7")
         assert answer.read() == b'{"replica": true}'
+
+
+def test_two_that_refuse_are_asked_again() -> None:
+    """One loads, and is ready just when the other begins to drain: both have said 503, and one can serve."""
+    with stand_in(503) as loading, stand_in(503) as draining:
+        loading.refusals = 1
+        with running_nginx((loading.port, draining.port)) as nginx, ask(nginx, "POST", "/", b"{}") as answer:
+            assert answer.status == 200
 
 
 def test_a_replica_that_came_back_is_not_left_out_when_it_is_needed() -> None:
