@@ -95,7 +95,10 @@ def test_metrics_are_not_public(nginx: Nginx) -> None:
 
 
 class StandIn(ThreadingHTTPServer):
-    """A replica that gives one answer (200 after `refusals` of them); notes what it was sent, and on how many connections."""
+    """A replica that gives one answer (200 after `refusals` of them).
+
+    It notes what it was sent, and on how many connections.
+    """
 
     daemon_threads = True
 
