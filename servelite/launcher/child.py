@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ class Child:
         """Why the launcher killed it, where it did."""
         self._process = process
         self.pidfd = os.pidfd_open(process.pid)
+        self.started = time.monotonic()
 
     @classmethod
     def start(cls, name: str, module: str, boot: Boot, fds: tuple[int, ...]) -> Child:

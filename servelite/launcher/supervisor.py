@@ -96,7 +96,6 @@ class Supervisor:
         self._undrained: set[Child] = set()
         self._culprit: Child | None = None
         self._children: list[Child] = []
-        self._spawned: dict[Child, float] = {}  # when, on the monotonic clock
         self._ledger: list[tuple[str, float]] = []  # start-up's phases and their seconds
         self._front_ends: list[Child] = []
         self._recovery = Recovery()
@@ -131,8 +130,6 @@ class Supervisor:
 
     def _watch(self, child: Child) -> Child:
         self._children.append(child)
-        if self._phase is Phase.STARTING:
-            self._spawned[child] = time.monotonic()
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.lifeline, selectors.EVENT_READ, child)
         return child
@@ -202,12 +199,12 @@ class Supervisor:
 
     def _note_start(self, child: Child, ready: ChildReady) -> None:
         self._ledger += [(f"{child.name}: {phase}", seconds) for phase, seconds in ready.ledger]
-        self._ledger.append((f"{child.name} in all", time.monotonic() - self._spawned[child]))
+        self._ledger.append((f"{child.name} in all", time.monotonic() - child.started))
 
     def _check_ready(self) -> None:
         if self._phase is Phase.STARTING and all(child.ready for child in self._children):
             self._phase = Phase.SERVING
-            first = min(self._spawned.values()) - self._started
+            first = min(child.started for child in self._children) - self._started
             for phase, took in [("launcher, until it starts them", first), *self._ledger]:
                 self._say(f"start-up: {took:6.2f} s  {phase}")
             self._look_at = time.monotonic()
