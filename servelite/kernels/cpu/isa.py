@@ -33,9 +33,9 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset()
 
 
-def library_path(isa: str, folder: Path = Path(__file__).parent) -> Path | None:
-    """The shared library built for `isa`; None if there is none."""
-    paths = (folder / f"_{isa}{suffix}" for suffix in EXTENSION_SUFFIXES)
+def library_path(name: str, folder: Path = Path(__file__).parent) -> Path | None:
+    """The shared library of that name: an instruction set's, or "collective"; None if there is none."""
+    paths = (folder / f"_{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 
 
