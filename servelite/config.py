@@ -34,8 +34,11 @@ def _setting(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str = "",
+    alias: str = "",
 ) -> Any:
-    meta = {"text": text, "low": low, "high": high, "choices": choices, "metavar": metavar}
+    meta = {
+        "text": text, "low": low, "high": high, "choices": choices, "metavar": metavar, "alias": alias
+    }  # fmt: skip
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=meta)
     return field(default=default, metadata=meta)
@@ -84,6 +87,13 @@ class Settings:
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = _setting("auto", "what the model runs on", choices=("auto", "cpu"))
+    tp: int = _setting(
+        1,
+        "tensor-parallel ranks: processes that share each layer of the model, and the cores between them",
+        low=1,
+        high=64,
+        alias="--tensor-parallel-size",
+    )
     seed: int = _setting(
         -1,
         "seed of requests that give none, each made from this and the request's number; -1: random ones",
@@ -109,7 +119,7 @@ class Settings:
         0, "KV blocks in the pool, on any device; 0: by memory", low=0, high=1 << 28
     )
     kv_cache_memory_bytes: int = _setting(
-        0, "bytes for the KV pool; 0: min(4 GiB, 40 % of what is available)", low=0
+        0, "bytes for each rank's KV pool; 0: its part of min(4 GiB, 40 % of what is available)", low=0
     )
     enable_prefix_caching: bool = _setting(True, "reuse the KV blocks of prompts that begin alike")
     scheduling_policy: str = _setting(
@@ -192,8 +202,9 @@ class Settings:
     debug: bool = _setting(False, "tracebacks, and the engine's invariants checked after every step")
     fault_injection: str = _setting(
         "",
-        "faults for tests, with --debug only: `crash`, `exit`, `error`, `hang`, `fail` or `nan`, each with "
-        "`:step=N` or `:token=ID` of a prompt, several with `;`",
+        "faults for tests, with --debug only: `crash`, `exit`, `error`, `hang`, `collective`, `fail`, `nan`, "
+        "`delay` or `drop`, each with `:step=N` or `:token=ID` of a prompt, and `,rank=R` behind it; several "
+        "with `;`",
         metavar="FAULTS",
     )
 
@@ -337,7 +348,8 @@ def add_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ("mode
             }
             if f.metadata["choices"]:
                 options["metavar"] = "{" + ",".join(f.metadata["choices"]) + "}"
-        parser.add_argument(flag_of(f.name), **options)
+        names = [flag_of(f.name), *filter(None, [f.metadata["alias"]])]
+        parser.add_argument(*names, **options)
 
 
 def settings_from(given: dict[str, Any], environ: typing.Mapping[str, str] = os.environ) -> Settings:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from servelite.config import SettingError
-from servelite.ipc.messages import NewRow, Plan, SamplingParams, pack
-from servelite.worker.base import ModelRunner, RunnerFacts
+from servelite.ipc.messages import NewRow, Plan, RunnerFacts, SamplingParams, pack
+from servelite.worker.base import ModelRunner
 
 _PREFILL_TOKENS: Final = 512  # of one step
 

@@ -10,6 +10,7 @@ Nobody may use pickle or reflection on a socket.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -28,7 +29,7 @@ def pack(values: npt.ArrayLike, dtype: np.dtype = TOKEN) -> bytes:
 
 def unpack(column: bytes, dtype: np.dtype = TOKEN) -> npt.NDArray:
     """The read-only array behind one column, without a copy."""
-    return np.frombuffer(column, dtype=dtype)
+    return np.frombuffer(column, dtype)  # by position: by keyword it takes twice as long
 
 
 # ---------------------------------------------------------------- front end -> engine
@@ -221,7 +222,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 FromEngine = Outputs | Ready
 
-# ---------------------------------------------------------------- engine -> workers
+# ---------------------------------------------------------------- engine <-> ranks
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
@@ -288,22 +289,78 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=21):
     prompt_logprobs: dict[int, TokenLogprobs] = {}  # by row; `first_index` is a prompt position
 
 
-ToWorker = Plan
-FromWorker = StepResult
+@dataclass(frozen=True)
+class RunnerFacts:
+    """What a model runner found when it was made; it sizes the scheduler and goes into `Ready`."""
+
+    num_blocks: int  # in the KV pool
+    block_size: int  # tokens
+    max_model_len: int  # tokens
+    vocab_size: int
+    kv_groups: tuple[KVGroup, ...]
+    dtype: str  # "float32", "bfloat16", "none" (simulated)
+    device: str  # "cpu", "none" (simulated)
+    ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
+    features: tuple[str, ...] = ()  # optional abilities: "logprobs"
+
+
+class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """A rank's first message: it waits for plans. All ranks of a group say the same but for the ledger."""
+
+    facts: RunnerFacts
+
+
+class RankDone(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """What the other ranks answer where rank 0 sends a `StepResult`: they have sampled, and what."""
+
+    epoch: int
+    step: int
+    checksum: int  # as `StepResult.checksum`; another one means that the ranks have diverged
+
+
+FromRank = RankReady | StepResult | RankDone
 
 # ---------------------------------------------------------------- launcher <-> children
+
+
+class RingFds(msgspec.Struct, frozen=True, array_like=True):
+    """The descriptors of one `ipc.ring`: one writer, several readers."""
+
+    memory: int  # memfd
+    readers: tuple[int, ...]  # an eventfd each: how many frames it has not read
+    space: int  # eventfd: a reader has made room that the writer waits for
+
+
+class RankGroup(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine and its ranks share in one life, by descriptors that all of them inherit."""
+
+    plans: RingFds  # from the engine to every rank
+    results: tuple[RingFds, ...]  # from each rank to the engine
+    collective: int  # memfd, for the ranks' collectives
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.results)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        rings = (self.plans, *self.results)
+        return (*(fd for ring in rings for fd in (ring.memory, *ring.readers, ring.space)), self.collective)
 
 
 class Boot(msgspec.Struct, frozen=True, tag="boot"):
     """The launcher's first message to a child, over its lifeline."""
 
     settings: dict[str, object]  # config.Settings
-    index: int  # of the front end or engine
+    index: int  # of the front end, engine or rank
     epoch: int
     engine_address: str  # carries the engine's index and epoch
     progress_fd: int
     listen_fd: int = -1  # front ends only
-    folder: str = ""  # of the server's sockets; front ends only
+    folder: str = ""  # of the server's sockets; front ends and ranks
+    group: RankGroup | None = None  # engine and ranks; None: the engine runs the model itself
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -11,6 +11,7 @@ from torch import Tensor
 from servelite.layers.build import Build
 from servelite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from servelite.layers.norm import RMSNorm
+from servelite.layers.partition import equal_share, kv_head_share
 from servelite.layers.rotary import Rotation
 from servelite.layers.step_context import StepContext
 from servelite.layers.weights import WeightSlot
@@ -18,7 +19,7 @@ from servelite.layers.weights import WeightSlot
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Sizes of one layer's attention."""
+    """Sizes of one layer's attention, before it is divided over ranks."""
 
     hidden_size: int
     num_heads: int
@@ -30,10 +31,15 @@ class AttentionShape:
 class PagedAttention:
     """Rotates queries and keys, puts keys and values into the cache, attends. Has no weights."""
 
-    def __init__(self, shape: AttentionShape, layer: int, group: int, build: Build) -> None:
-        """`group`: which of the model's KV groups `layer` belongs to."""
+    def __init__(self, num_heads: int, scale: float, layer: int, group: int, build: Build) -> None:
+        """
+        Args:
+            num_heads: of the queries.
+            scale: as `AttentionShape`'s.
+            group: which of the model's KV groups `layer` belongs to.
+        """
         self._layer, self._group = layer, group
-        self._heads, self._scale = shape.num_heads, shape.scale
+        self._heads, self._scale = num_heads, scale
         self._kernels = build.kernels
 
     def __call__(self, query_key: Tensor, value: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
@@ -72,7 +78,8 @@ class QueryKeyNorm:
 class SelfAttention:
     """Grouped-query attention (arXiv 2305.13245): o_proj(attend(rope(norm(q)), rope(norm(k)), v)).
 
-    q, k, v = qkv_proj(x); the norms are Qwen3's and Gemma 3's, others have none.
+    q, k, v = qkv_proj(x); the norms are Qwen3's and Gemma 3's, others have none. A tensor-parallel rank has
+    consecutive query heads, and the KV heads that these read.
     """
 
     def __init__(
@@ -86,11 +93,14 @@ class SelfAttention:
         out_bias: bool = False,
         norm: QueryKeyNorm | None = None,
     ) -> None:
-        self._shape, self._norm = shape, norm
-        query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        heads = equal_share(shape.num_heads, build.group.rank, build.group.size)
+        kv_heads = kv_head_share(shape.num_kv_heads, build.group.rank, build.group.size)
+        self._heads, self._kv_heads, self._head_dim = heads.size, kv_heads.size, shape.head_dim
+        self._norm = norm
+        query, key = heads.times(shape.head_dim), kv_heads.times(shape.head_dim)
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
         self._qkv = ColumnParallelLinear(shape.hidden_size, parts, build, bias=qkv_bias)
-        self._attention = PagedAttention(shape, layer, group, build)
+        self._attention = PagedAttention(heads.size, shape.scale, layer, group, build)
         self._out = RowParallelLinear(query, shape.hidden_size, build, bias=out_bias)
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
@@ -102,8 +112,8 @@ class SelfAttention:
 
     def __call__(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """[tokens, hidden_size] -> the same."""
-        heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
-        states = self._qkv(x).view(len(x), heads + 2 * kv_heads, self._shape.head_dim)
+        heads, kv_heads = self._heads, self._kv_heads
+        states = self._qkv(x).view(len(x), heads + 2 * kv_heads, self._head_dim)
         query_key, value = states[:, : heads + kv_heads], states[:, heads + kv_heads :]
         if self._norm is not None:
             query_key = self._norm(query_key, heads)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.kernels.dispatch import Kernels
 
 
@@ -15,3 +16,4 @@ class Build:
 
     kernels: Kernels
     dtype: torch.dtype = torch.float32  # of weights, activations and the KV cache
+    group: Collective = ONE_RANK  # the ranks that share each layer

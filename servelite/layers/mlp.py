@@ -10,6 +10,7 @@ from torch import Tensor
 from servelite.kernels.dispatch import Kernels
 from servelite.layers.build import Build
 from servelite.layers.linear import ColumnParallelLinear, RowParallelLinear
+from servelite.layers.partition import equal_share
 from servelite.layers.weights import WeightSlot
 
 Activation = Callable[[Tensor], Tensor]
@@ -23,7 +24,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Kernels], Activation]]] = {
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)): SwiGLU with silu, GeGLU with gelu (arXiv 2002.05202)."""
+    """down(act(gate(x)) * up(x)): SwiGLU with silu, GeGLU with gelu (arXiv 2002.05202).
+
+    A tensor-parallel rank has a part of the intermediate features, the same of all three.
+    """
 
     def __init__(
         self,
@@ -35,10 +39,12 @@ class GatedMLP:
         bias: bool = False,
     ) -> None:
         """`activation`: one of ACTIVATIONS."""
-        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self._gate_up = ColumnParallelLinear(hidden_size, parts, build, bias=bias)
+        inner = equal_share(intermediate_size, build.group.rank, build.group.size)
+        self._gate_up = ColumnParallelLinear(
+            hidden_size, {"gate_proj": inner, "up_proj": inner}, build, bias=bias
+        )
         self._activate = ACTIVATIONS[activation](build.kernels)
-        self._down = RowParallelLinear(intermediate_size, hidden_size, build, bias=bias)
+        self._down = RowParallelLinear(inner, hidden_size, build, bias=bias)
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._gate_up.weights(f"{prefix}.mlp")

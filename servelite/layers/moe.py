@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from servelite.layers.build import Build
+from servelite.layers.partition import equal_share
 from servelite.layers.weights import WeightSlot
 
 
@@ -31,6 +32,9 @@ class SparseMoE:
 
     A token's result does not depend on the batch: its experts are chosen from its own row alone, and
     their k terms are added in the order of their probability.
+
+    A tensor-parallel rank has the whole router, and of every expert the same part of the intermediate
+    features: it routes as the others do, and the ranks' sums are added once.
     """
 
     def __init__(
@@ -46,27 +50,27 @@ class SparseMoE:
     ) -> None:
         """`renormalise`: a token's k probabilities are scaled to add up to 1."""
         self._top_k, self._renormalise, self._names = top_k, renormalise, names
-        self._kernels = build.kernels
+        self._kernels, self._group = build.kernels, build.group
+        self._inner = equal_share(intermediate_size, build.group.rank, build.group.size)
+        inner = self._inner.size
         self._router = torch.empty((num_experts, hidden_size), dtype=build.dtype)
-        # As in the dense layers: a rank would hold a part of gate and up's output features and of down's
-        # input features, of every expert.
-        self._gate_up = torch.empty((num_experts, 2 * intermediate_size, hidden_size), dtype=build.dtype)
-        self._down = torch.empty((num_experts, hidden_size, intermediate_size), dtype=build.dtype)
+        self._gate_up = torch.empty((num_experts, 2 * inner, hidden_size), dtype=build.dtype)
+        self._down = torch.empty((num_experts, hidden_size, inner), dtype=build.dtype)
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
         names, block = self._names, f"{prefix}.{self._names.block}"
         yield WeightSlot(f"{block}.gate.weight", self._router)
         for expert, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
             gate, up = gate_up.chunk(2)
-            yield WeightSlot(f"{block}.experts.{expert}.{names.gate}.weight", gate)
-            yield WeightSlot(f"{block}.experts.{expert}.{names.up}.weight", up)
-            yield WeightSlot(f"{block}.experts.{expert}.{names.down}.weight", down)
+            yield WeightSlot(f"{block}.experts.{expert}.{names.gate}.weight", gate, share=self._inner)
+            yield WeightSlot(f"{block}.experts.{expert}.{names.up}.weight", up, share=self._inner)
+            yield WeightSlot(f"{block}.experts.{expert}.{names.down}.weight", down, share=self._inner, dim=1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden_size] -> the same."""
         shares, experts = self._route(x)
         out = self._run_experts(x, experts.view(-1)).view(len(x), self._top_k, -1)
-        return (out * shares.unsqueeze(-1)).sum(dim=1)
+        return self._group.all_reduce((out * shares.unsqueeze(-1)).sum(dim=1))
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's k likeliest experts, int64 [tokens, k], likeliest first, and their shares."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.kernels.dispatch import Kernels
 from servelite.layers.build import Build
 from servelite.layers.rotary import UnknownScaling
@@ -30,14 +31,20 @@ class _WithoutMemory(TorchFunctionMode):
         return function(*args, **(kwargs or {}), **device)
 
 
-def load_model(files: ModelFiles, kernels: Kernels, dtype: torch.dtype = torch.float32) -> CausalModel:
+def load_model(
+    files: ModelFiles, kernels: Kernels, dtype: torch.dtype = torch.float32, group: Collective = ONE_RANK
+) -> CausalModel:
     """Build the model that `files` describes and read its weights, whatever their type, as `dtype`.
+
+    Args:
+        group: the ranks that share the model, each of which calls this and gets its part.
 
     Raises:
         ModelFileError: the architecture, the config or a weight is not supported or damaged; the text
             is one line and names the file.
+        SettingError: the model cannot be divided by that many ranks.
     """
-    build = Build(kernels, dtype)
+    build = Build(kernels, dtype, group)
     try:
         with _WithoutMemory():
             outline = build_model(files.architecture, files.config, build)
@@ -46,5 +53,5 @@ def load_model(files: ModelFiles, kernels: Kernels, dtype: torch.dtype = torch.f
     source = open_weights(files)
     check_weights(outline, source)  # memory is only taken for what the file holds
     model = build_model(files.architecture, files.config, build)
-    load_weights(model, source)
+    load_weights(model, source, group)
     return model

@@ -66,8 +66,9 @@ class SafetensorsWeights:
     def file_of(self, name: str) -> Path:
         return self._files.get(name, next(iter(self._readers)) if len(self._readers) == 1 else self.path)
 
-    def read(self, name: str, out: Tensor) -> None:
-        out.copy_(self._readers[self._files[name]].get_tensor(name))
+    def read(self, name: str, out: Tensor, dim: int = 0, start: int = 0) -> None:
+        piece, end = self._readers[self._files[name]].get_slice(name), start + out.shape[dim]
+        out.copy_(piece[:, start:end] if dim else piece[start:end])
 
 
 def _read_index(folder: Path) -> dict[str, Path] | None:

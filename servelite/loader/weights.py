@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
+from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.layers.weights import WeightSlot
 from servelite.loader.gguf_weights import GGUFWeights
 from servelite.loader.safetensors_weights import SafetensorsWeights
@@ -17,6 +18,7 @@ from servelite.tokenizer.metadata_files import ModelFileError, brief
 from servelite.tokenizer.model_files import ModelFiles
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BAND: Final = 1 << 20  # values compared at once
 
 
 class WeightSource(Protocol):
@@ -32,9 +34,13 @@ class WeightSource(Protocol):
         """The file that holds (or would hold) the tensor, for error texts."""
         ...
 
-    def read(self, name: str, out: Tensor) -> None:
-        """Copy the tensor into `out` (float32 or bfloat16, contiguous, of its shape). Safe to call from
-        several threads.
+    def read(self, name: str, out: Tensor, dim: int = 0, start: int = 0) -> None:
+        """Copy the tensor, or what `out` has room for of its dimension `dim`, from `start` on, and nothing
+        else is read. Safe to call from several threads.
+
+        Args:
+            out: float32 or bfloat16, contiguous, of the tensor's shape but for `dim`.
+            dim: 0 or 1.
 
         Raises:
             ModelFileError: it is stored in a way that is not supported, or cannot be read.
@@ -61,7 +67,7 @@ def open_weights(files: ModelFiles) -> WeightSource:
 
 
 def check_weights(model: CausalModel, source: WeightSource) -> None:
-    """Compare names and shapes alone; a model whose weights have no memory will do.
+    """Compare names and whole shapes alone; a model whose weights have no memory will do.
 
     Raises:
         ModelFileError: see `load_weights`.
@@ -69,10 +75,14 @@ def check_weights(model: CausalModel, source: WeightSource) -> None:
     _checked_slots(model, source, source.shapes())
 
 
-def load_weights(model: CausalModel, source: WeightSource) -> None:
-    """Read every weight of `model`; names and shapes are all checked before the first byte is read.
+def load_weights(model: CausalModel, source: WeightSource, group: Collective = ONE_RANK) -> None:
+    """Read every weight of `model`, or the rank's part of each; names and shapes are all checked before the
+    first byte is read.
 
     A tied model whose file has a head unlike the embedding is untied.
+
+    Args:
+        group: the ranks that share the model; each of them calls this.
 
     Raises:
         ModelFileError: a tensor is missing, has another shape, or is one the model does not know.
@@ -80,7 +90,7 @@ def load_weights(model: CausalModel, source: WeightSource) -> None:
     shapes = source.shapes()
     slots = _checked_slots(model, source, shapes)
     # As transformers does it: a head in the file that is not the embedding wins over the config's word.
-    if _HEAD in shapes and model.ignores(_HEAD) and _differ(_HEAD, _EMBEDDING, source, shapes, model.dtype):
+    if _HEAD in shapes and model.ignores(_HEAD) and _head_differs(slots, source, shapes, group):
         model.untie_head()
         slots = _checked_slots(model, source, shapes)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -95,11 +105,11 @@ def _checked_slots(
     for slot in slots:
         if slot.name not in shapes:
             raise ModelFileError(source.file_of(slot.name), f"tensor {slot.name!r} is missing")
-        if shapes[slot.name] != tuple(slot.tensor.shape):
+        if shapes[slot.name] != slot.whole_shape:
             raise ModelFileError(
                 source.file_of(slot.name),
                 f"tensor {slot.name!r} has shape {list(shapes[slot.name])}, "
-                f"the config asks for {list(slot.tensor.shape)}",
+                f"the config asks for {list(slot.whole_shape)}",
             )
     wanted = {slot.name for slot in slots}
     for name in shapes:
@@ -108,19 +118,35 @@ def _checked_slots(
     return slots
 
 
-def _differ(
-    one: str, other: str, source: WeightSource, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
+def _head_differs(
+    slots: list[WeightSlot], source: WeightSource, shapes: dict[str, tuple[int, ...]], group: Collective
 ) -> bool:
-    """Whether two tensors are unequal once they are of `dtype`."""
-    if shapes[one] != shapes[other]:
+    """Whether the file's head is unlike its embedding, once both are of the model's type.
+
+    Each rank compares its own rows; what one of them finds holds for all.
+    """
+    if shapes[_HEAD] != shapes[_EMBEDDING]:
         return True
-    tensors = [torch.empty(shapes[name], dtype=dtype) for name in (one, other)]
-    for name, tensor in zip((one, other), tensors, strict=True):
-        source.read(name, tensor)
-    return not torch.equal(*tensors)
+    embedding = next(slot for slot in slots if slot.name == _EMBEDDING)
+    found = torch.tensor([[_rows_differ(embedding, source)]], dtype=torch.int32)
+    return bool(group.all_gather(found).any())
+
+
+def _rows_differ(embedding: WeightSlot, source: WeightSource) -> bool:
+    """The same of the rows that `embedding` takes, a band at a time: no table has a copy in memory."""
+    rows, width = embedding.tensor.shape
+    band = max(1, _BAND // width)
+    tables = torch.empty((2, min(band, rows), width), dtype=embedding.tensor.dtype)
+    for begin in range(0, rows, band):
+        head, table = tables[:, : rows - begin]
+        source.read(_HEAD, head, 0, embedding.start + begin)
+        source.read(_EMBEDDING, table, 0, embedding.start + begin)
+        if not torch.equal(head, table):
+            return True
+    return False
 
 
 def _fill(slot: WeightSlot, source: WeightSource) -> None:
-    source.read(slot.name, slot.tensor)
+    source.read(slot.name, slot.tensor, slot.dim, slot.start)
     if slot.offset:
         slot.tensor.add_(slot.offset)

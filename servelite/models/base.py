@@ -24,10 +24,10 @@ class CausalModel(Protocol):
 
     vocab_size: int
     dtype: torch.dtype  # of weights, activations and the KV cache
-    kv_groups: tuple[KVGroupSpec, ...]
+    kv_groups: tuple[KVGroupSpec, ...]  # with the KV heads of this rank
 
     def weights(self) -> Iterator[WeightSlot]:
-        """Every tensor the checkpoint must hold, and where it goes."""
+        """Every tensor the checkpoint must hold, and where it, or this rank's part of it, goes."""
         ...
 
     def ignores(self, name: str) -> bool:
@@ -47,5 +47,5 @@ class CausalModel(Protocol):
         ...
 
     def head(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:
-        """[rows, hidden_size] of `forward`'s rows whose next token is wanted."""
+        """[rows, hidden_size] of `forward`'s rows whose next token is wanted; the same on every rank."""
         ...

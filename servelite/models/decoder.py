@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from servelite.layers.attention import AttentionShape, SelfAttention
 from servelite.layers.build import Build
 from servelite.layers.embedding import HeadNeed, HeadOutput, VocabEmbedding, VocabHead
 from servelite.layers.norm import RMSNorm
+from servelite.layers.partition import check_ranks, kv_head_share
 from servelite.layers.rotary import RotaryEmbedding, Rotation
 from servelite.layers.step_context import StepContext
 from servelite.layers.weights import WeightSlot
@@ -28,7 +30,7 @@ from servelite.models.kv_groups import divide_layers, group_of_layer
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Sizes that every family has."""
+    """Sizes that every family has, before they are divided over ranks."""
 
     vocab_size: int
     hidden_size: int
@@ -63,6 +65,17 @@ class DecoderShape:
         if shape.head_dim % 2:
             raise ConfigError(f"head_dim is {shape.head_dim}: rotary embedding needs an even one")
         return shape
+
+    def check_ranks(self, build: Build, **intermediate_sizes: int) -> None:
+        """Refuse a number of ranks that the model cannot be divided by: each family, before its layers.
+
+        Args:
+            intermediate_sizes: of its feed-forward parts, by the config's names of them.
+
+        Raises:
+            SettingError: the text has the numbers.
+        """
+        check_ranks(build.group.size, self.num_heads, self.num_kv_heads, self.vocab_size, intermediate_sizes)
 
     def attention(self, scale: float | None = None) -> AttentionShape:
         """Of a layer; `scale` is 1 / sqrt(head_dim) unless given."""
@@ -141,9 +154,11 @@ class Decoder:
         """
         self.vocab_size: int = shape.vocab_size
         self.dtype: torch.dtype = build.dtype
-        self.kv_groups: tuple[KVGroupSpec, ...] = divide_layers(windows, shape.num_kv_heads, shape.head_dim)
+        kv_heads = kv_head_share(shape.num_kv_heads, build.group.rank, build.group.size).size
+        self.kv_groups: tuple[KVGroupSpec, ...] = divide_layers(windows, kv_heads, shape.head_dim)
         groups = group_of_layer(self.kv_groups)
-        self._embedding = VocabEmbedding(shape.vocab_size, shape.hidden_size, build.dtype)
+        self._make_table = partial(VocabEmbedding, shape.vocab_size, shape.hidden_size, build)
+        self._embedding = self._make_table()
         self._rotaries = tuple(dict.fromkeys(rotaries))
         self._rotary_of = tuple(self._rotaries.index(rotary) for rotary in rotaries)
         self._layers = [make_layer(layer, groups[layer]) for layer in range(shape.num_layers)]
@@ -159,8 +174,7 @@ class Decoder:
 
     def untie_head(self) -> None:
         """See `CausalModel.untie_head`."""
-        vocab_size, hidden_size = self._embedding.weight.shape
-        self._head_table = VocabEmbedding(vocab_size, hidden_size, self.dtype)
+        self._head_table = self._make_table()
         self._head = VocabHead(self._head_table)
 
     def weights(self) -> Iterator[WeightSlot]:

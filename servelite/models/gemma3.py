@@ -70,6 +70,7 @@ class Gemma3ForCausalLM(Decoder):
         activation = fields.choice("hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
         shape = DecoderShape.read(fields)
         intermediate_size, bias = fields.size("intermediate_size"), fields.flag("attention_bias")
+        shape.check_ranks(build, intermediate_size=intermediate_size)
         heads = shape.attention(scale=fields.number("query_pre_attn_scalar", 256) ** -0.5)
 
         def layer(number: int, group: int) -> Gemma3Layer:

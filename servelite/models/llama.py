@@ -36,6 +36,7 @@ class LlamaForCausalLM(Decoder):
         intermediate_size = fields.size("intermediate_size")
         bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
         fields.refuse("layer_types", None, [FULL] * shape.num_layers)
+        shape.check_ranks(build, intermediate_size=intermediate_size)
         rotary = RotaryEmbedding(shape.head_dim, *fields.rope())
 
         def layer(number: int, group: int) -> PreNormLayer:

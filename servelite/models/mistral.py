@@ -37,6 +37,7 @@ class MistralForCausalLM(Decoder):
         fields.refuse("attention_bias", None, False)
         shape = DecoderShape.read(fields)
         intermediate_size = fields.size("intermediate_size")
+        shape.check_ranks(build, intermediate_size=intermediate_size)
         rotary = RotaryEmbedding(shape.head_dim, *fields.rope())
 
         def layer(number: int, group: int) -> PreNormLayer:

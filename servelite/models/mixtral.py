@@ -42,6 +42,7 @@ class MixtralForCausalLM(Decoder):
         shape = DecoderShape.read(fields)
         intermediate_size = fields.size("intermediate_size")
         experts, top_k = fields.experts("num_local_experts", 8, 2)
+        shape.check_ranks(build, intermediate_size=intermediate_size)
         rotary = RotaryEmbedding(shape.head_dim, *fields.rope(theta=1e6))
 
         def layer(number: int, group: int) -> PreNormLayer:

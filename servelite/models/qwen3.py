@@ -36,6 +36,7 @@ class Qwen3ForCausalLM(Decoder):
         fields.choice("hidden_act", "silu", "silu")
         shape = DecoderShape.read(fields)
         intermediate_size, bias = fields.size("intermediate_size"), fields.flag("attention_bias")
+        shape.check_ranks(build, intermediate_size=intermediate_size)
         rotary = RotaryEmbedding(shape.head_dim, *fields.rope())
 
         def layer(number: int, group: int) -> PreNormLayer:

@@ -69,8 +69,15 @@ def _feed_forwards(fields: ConfigFields, shape: DecoderShape, build: Build) -> C
     if not isinstance(dense, list):
         raise fields.error("mlp_only_layers", "not a list of layers")
 
+    def is_dense(layer: int) -> bool:
+        return layer in dense or bool((layer + 1) % step)
+
+    used = {is_dense(layer) for layer in range(shape.num_layers)}
+    sizes = {True: ("intermediate_size", dense_size), False: ("moe_intermediate_size", sparse_size)}
+    shape.check_ranks(build, **dict(sizes[kind] for kind in used))
+
     def make(layer: int) -> FeedForward:
-        if layer in dense or (layer + 1) % step:
+        if is_dense(layer):
             return GatedMLP(shape.hidden_size, dense_size, build)
         return SparseMoE(
             shape.hidden_size, sparse_size, experts, top_k, _NAMES, build, renormalise=renormalise

@@ -45,6 +45,7 @@ def build_model(architecture: str, config: dict[str, Any], build: Build) -> Caus
         UnknownArchitecture: there is no such class.
         ConfigError: the class cannot do what the config asks for.
         UnknownScaling: of its `rope_scaling`.
+        SettingError: it cannot be divided by as many ranks as `build.group` has.
     """
     check_architecture(architecture)
     module = importlib.import_module(f"servelite.models.{ARCHITECTURES[architecture]}")

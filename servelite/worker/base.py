@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from servelite.ipc.messages import KVGroup, Plan, StepResult
-
-
-@dataclass(frozen=True)
-class RunnerFacts:
-    """What a runner found when it was made; it sizes the scheduler and goes into `Ready`."""
-
-    num_blocks: int  # in the KV pool
-    block_size: int  # tokens
-    max_model_len: int  # tokens
-    vocab_size: int
-    kv_groups: tuple[KVGroup, ...]
-    dtype: str  # "float32", "bfloat16", "none" (simulated)
-    device: str  # "cpu", "none" (simulated)
-    ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
-    features: tuple[str, ...] = ()  # optional abilities: "logprobs"
+from servelite.ipc.messages import Plan, RunnerFacts, StepResult
 
 
 class ModelRunner(Protocol):

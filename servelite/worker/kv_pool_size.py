@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servelite.config import SettingError, Settings
+from servelite.kernels.collective import ONE_RANK, Collective
 
 _log = logging.getLogger(__name__)
 
-_MOST_BYTES = 4 << 30
+_MOST_BYTES = 4 << 30  # of all ranks together
 _SHARE = 0.4
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
 
@@ -31,14 +32,17 @@ def size_pool(
     available: int,
     windows: tuple[int, ...] = (0,),
     weights: int = 0,
+    group: Collective = ONE_RANK,
 ) -> PoolSize:
     """
     Args:
         model_len: the longest sequence the model can take, in tokens.
-        block_bytes: of one block, all layers of its KV group.
-        available: bytes of memory that are free to use, the weights loaded.
+        block_bytes: of one block, all layers of its KV group; a rank's part of it.
+        available: bytes of memory that are free to use, the weights of all ranks loaded.
         windows: of each KV group, in tokens; 0: it keeps all blocks of a request.
-        weights: bytes that the weights take of what was available before.
+        weights: bytes that a rank's weights take of what was available before.
+        group: ranks that share the memory, each with a pool of its own. All are to be told the same numbers;
+            one of them logs what there is to say.
 
     Raises:
         SettingError: the length asked for is above the model's or does not fit; the text has the numbers.
@@ -60,10 +64,13 @@ def size_pool(
     blocks_per_request = blocks_for(length)
     blocks = settings.num_gpu_blocks_override
     if not blocks:
-        blocks = _pool_bytes(settings, available, weights) // block_bytes
+        most = _MOST_BYTES // group.size
+        blocks = _pool_bytes(settings, available // group.size, weights, most) // block_bytes
+    level = logging.DEBUG if group.rank else logging.WARNING
     usable = settings.max_num_seqs * blocks_per_request
     if blocks > usable and (settings.num_gpu_blocks_override or settings.kv_cache_memory_bytes):
-        _log.warning(
+        _log.log(
+            level,
             "the KV pool gets %d blocks, not %d: %d requests of %d tokens use no more",
             usable, blocks, settings.max_num_seqs, length,
         )  # fmt: skip
@@ -78,19 +85,20 @@ def size_pool(
             f"({blocks_per_request * block_bytes} bytes), the pool holds {blocks}: lower --max-model-len "
             f"or raise {_lever(settings)}"
         )
-    _log.warning(
+    _log.log(
+        level,
         "max_model_len lowered from %d to %d: the KV pool holds %d blocks of %d tokens",
         length, fitting, blocks, size,
     )  # fmt: skip
     return PoolSize(blocks, fitting)
 
 
-def _pool_bytes(settings: Settings, available: int, weights: int) -> int:
+def _pool_bytes(settings: Settings, available: int, weights: int, most: int) -> int:
     if settings.kv_cache_memory_bytes:
         return settings.kv_cache_memory_bytes
     if share := settings.gpu_memory_utilization:
         return max(0, int((available + weights) * share) - weights)
-    return min(_MOST_BYTES, int(available * _SHARE))
+    return min(most, int(available * _SHARE))
 
 
 def _lever(settings: Settings) -> str:

@@ -16,8 +16,19 @@ import torch
 from torch import Tensor
 
 from servelite.config import Settings
-from servelite.ipc.messages import FLAG, KVGroup, Plan, RowFlag, StepResult, TokenLogprobs, pack, unpack
+from servelite.ipc.messages import (
+    FLAG,
+    KVGroup,
+    Plan,
+    RowFlag,
+    RunnerFacts,
+    StepResult,
+    TokenLogprobs,
+    pack,
+    unpack,
+)
 from servelite.kernels.attention_batch import AttentionBatch, build_attention_batch
+from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.kernels.dispatch import choose_kernels
 from servelite.kernels.kv_layout import KVPool
 from servelite.layers.embedding import HeadNeed
@@ -25,7 +36,7 @@ from servelite.layers.step_context import StepContext
 from servelite.loader.model import load_model
 from servelite.models.base import CausalModel
 from servelite.tokenizer.model_files import open_model_files
-from servelite.worker.base import RunnerFacts, StepFailedError, StepGapError
+from servelite.worker.base import StepFailedError, StepGapError
 from servelite.worker.device import CPUDevice, Device, StepBuffers
 from servelite.worker.kv_pool_size import available_memory, size_pool
 from servelite.worker.logprobs import prompt_logprobs, sampled_logprobs, score_tokens
@@ -61,22 +72,29 @@ class CPUModelRunner:
         self._seconds = (0.0, 0.0)  # prepare, forward
 
     @classmethod
-    def load(cls, settings: Settings, model_path: Path) -> CPUModelRunner:
+    def load(cls, settings: Settings, model_path: Path, group: Collective = ONE_RANK) -> CPUModelRunner:
         """Load the model, size the KV pool, warm the kernels.
+
+        Args:
+            group: the ranks that share the model, each of which calls this; they get equal facts, but for
+                the ledger.
 
         Raises:
             ModelFileError: the model's files cannot be used.
-            SettingError: a request of the length asked for would not fit.
+            SettingError: a request of the length asked for would not fit, or the model cannot be divided by
+                so many ranks.
         """
         clock = _Ledger()
         files = open_model_files(model_path)
         clock.mark("open model")
-        model = load_model(files, choose_kernels("cpu"), _DTYPES[settings.dtype])
+        model = load_model(files, choose_kernels("cpu"), _DTYPES[settings.dtype], group)
+        group.barrier()  # before memory is looked at: now all have taken what their weights need
         clock.mark("load weights")
         block_bytes = model.kv_groups[0].block_bytes(settings.block_size, model.dtype)  # equal in all groups
         windows = tuple(spec.window for spec in model.kv_groups)
         weights = sum(slot.tensor.nbytes for slot in model.weights())
-        size = size_pool(settings, files.max_model_len, block_bytes, available_memory(), windows, weights)
+        least, most = _range_over_ranks(group, available_memory(), weights)
+        size = size_pool(settings, files.max_model_len, block_bytes, least[0], windows, most[1], group)
         _warm_up(model, settings.block_size)
         clock.mark("warm up")
         facts = RunnerFacts(
@@ -92,11 +110,13 @@ class CPUModelRunner:
             ledger=clock.phases(),
             features=("logprobs",),
         )
-        _log.info(
-            "model: %s in %s, %d KV blocks of %d tokens (%.2f GiB), %d threads",
-            files.architecture, facts.dtype, size.num_blocks, settings.block_size,
-            size.num_blocks * block_bytes / 2**30, torch.get_num_threads(),
-        )  # fmt: skip
+        if group.rank == 0:
+            each = f" in each of {group.size} ranks" if group.size > 1 else ""
+            _log.info(
+                "model: %s in %s, %d KV blocks of %d tokens (%.2f GiB), %d threads%s",
+                files.architecture, facts.dtype, size.num_blocks, settings.block_size,
+                size.num_blocks * block_bytes / 2**30, torch.get_num_threads(), each,
+            )  # fmt: skip
         return cls(model, facts, settings.max_num_seqs)
 
     def watch(self, beat: Callable[[], None]) -> None:
@@ -249,6 +269,13 @@ def _memory_may_run_out() -> Iterator[None]:
 def _name(dtype: torch.dtype) -> str:
     """What flags and messages call it: "float32", not torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+def _range_over_ranks(group: Collective, *numbers: int) -> tuple[list[int], list[int]]:
+    """The least and the most that any rank has of each number, the same on all."""
+    mine = torch.tensor([numbers], dtype=torch.int64)
+    everyone = group.all_gather(mine.view(torch.int32)).view(torch.int64).view(group.size, len(numbers))
+    return everyone.amin(dim=0).tolist(), everyone.amax(dim=0).tolist()
 
 
 class _Ledger:

@@ -21,10 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from servelite.config import SettingError, Settings
-from servelite.ipc.messages import FLAG, KVGroup, NewRow, Plan, SamplingParams, StepResult, pack, unpack
+from servelite.ipc.messages import (
+    FLAG,
+    KVGroup,
+    NewRow,
+    Plan,
+    RunnerFacts,
+    SamplingParams,
+    StepResult,
+    pack,
+    unpack,
+)
+from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.tokenizer.model_files import ModelFiles, open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from servelite.worker.base import RunnerFacts, StepGapError
+from servelite.worker.base import StepGapError
 from servelite.worker.kv_pool_size import size_pool
 
 _MAX_BLOCKS: Final = 1 << 16
@@ -99,7 +110,9 @@ def load_script(path: str, tokenizer: Tokenizer) -> Script:
     )
 
 
-def simulated_facts(settings: Settings, vocab_size: int, model_max_len: int) -> RunnerFacts:
+def simulated_facts(
+    settings: Settings, vocab_size: int, model_max_len: int, group: Collective = ONE_RANK
+) -> RunnerFacts:
     """Facts of a simulated model of any length; no memory bounds its pool but `_MAX_BLOCKS`.
 
     Raises:
@@ -110,7 +123,8 @@ def simulated_facts(settings: Settings, vocab_size: int, model_max_len: int) -> 
     most = min(settings.max_num_seqs * per_request, max(per_request, _MAX_BLOCKS))
     blocks = settings.num_gpu_blocks_override or most
     # size_pool takes the length that was asked for to be within the model's, which here has none.
-    size = size_pool(dataclasses.replace(settings, num_gpu_blocks_override=blocks), longest, _BLOCK_BYTES, 0)
+    override = dataclasses.replace(settings, num_gpu_blocks_override=blocks)
+    size = size_pool(override, longest, _BLOCK_BYTES, 0, group=group)
     return RunnerFacts(
         num_blocks=size.num_blocks,
         block_size=settings.block_size,
@@ -140,13 +154,16 @@ class SimulatedRunner:
         cost: CostModel | None = None,
         script: Script | None = None,
         verify: bool = False,
+        group: Collective = ONE_RANK,
     ) -> None:
         """
         Args:
             cost: None for steps that take no time.
             verify: check a row's whole KV history at each of its steps (O(length); tests).
+            group: ranks that wait for each other once a step; each simulates the whole model.
         """
         self._facts, self._cost, self._script, self._verify = facts, cost, script, verify
+        self._group = group
         groups, blocks = len(facts.kv_groups), -(-facts.max_model_len // facts.block_size)
         self._tokens = np.zeros((max_num_seqs, facts.max_model_len + 1), dtype=np.int32)
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
@@ -165,15 +182,17 @@ class SimulatedRunner:
         self._seconds = 0.0
 
     @classmethod
-    def from_settings(cls, settings: Settings, model_path: Path) -> SimulatedRunner:
+    def from_settings(
+        cls, settings: Settings, model_path: Path, group: Collective = ONE_RANK
+    ) -> SimulatedRunner:
         """A runner with the tokenizer and length of the model at `model_path`, none of its weights."""
         files: ModelFiles = open_model_files(model_path)
         tokenizer = load_tokenizer(files)
         script = load_script(settings.simulated_script, tokenizer) if settings.simulated_script else None
         fixed = settings.simulated_step_ms
         cost = CostModel() if fixed is None else CostModel(fixed / 1000, 0.0, 0.0)
-        facts = simulated_facts(settings, tokenizer.vocab_size, files.max_model_len)
-        return cls(facts, settings.max_num_seqs, cost=cost, script=script)
+        facts = simulated_facts(settings, tokenizer.vocab_size, files.max_model_len, group)
+        return cls(facts, settings.max_num_seqs, cost=cost, script=script, group=group)
 
     @property
     def facts(self) -> RunnerFacts:
@@ -189,6 +208,7 @@ class SimulatedRunner:
         if self._step is not None and plan.step != self._step + 1:
             raise StepGapError(f"step {plan.step} came after step {self._step}")
         self._step = plan.step
+        self._group.barrier()
         for new in plan.new_rows:
             self._seat(new)
         rows, counts = unpack(plan.rows), unpack(plan.num_tokens).astype(np.int64)

@@ -6,19 +6,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.kernels.dispatch import REFERENCE
 from servelite.layers.build import Build
 from servelite.layers.moe import ExpertNames, SparseMoE
+from tests.rank_threads import run_ranks
 
 HIDDEN, INNER, EXPERTS = 12, 20, 6
 
 
-def make(top_k: int, *, renormalise: bool = True, dtype: torch.dtype = torch.float32) -> SparseMoE:
+def make(top_k: int, *, renormalise: bool = True, group: Collective = ONE_RANK) -> SparseMoE:
     names = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
-    moe = SparseMoE(HIDDEN, INNER, EXPERTS, top_k, names, Build(REFERENCE, dtype), renormalise=renormalise)
+    build = Build(REFERENCE, group=group)
+    moe = SparseMoE(HIDDEN, INNER, EXPERTS, top_k, names, build, renormalise=renormalise)
     generator = torch.Generator().manual_seed(top_k)
     for slot in moe.weights("model.layers.0"):
-        slot.tensor.copy_(torch.randn(slot.tensor.shape, generator=generator))
+        whole = torch.randn(slot.whole_shape, generator=generator)
+        slot.tensor.copy_(whole.narrow(slot.dim, slot.start, slot.tensor.shape[slot.dim]))
     return moe
 
 
@@ -63,3 +67,13 @@ def test_a_token_is_not_touched_by_the_others() -> None:
     assert out[7].isnan().all()
     others = torch.arange(40) != 7
     torch.testing.assert_close(out[others], alone[others], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_ranks_with_a_part_of_each_expert_compute_what_one_does(ranks: int, top_k: int) -> None:
+    x = torch.randn(33, HIDDEN, generator=torch.Generator().manual_seed(1))
+    expected = make(top_k)(x)
+    first, *others = run_ranks(ranks, lambda group: make(top_k, group=group)(x))
+    torch.testing.assert_close(first, expected, atol=2e-4, rtol=1e-5)
+    assert all(torch.equal(first, other) for other in others)

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from servelite.config import Settings
-from servelite.ipc.messages import SamplingParams
+from servelite.ipc.messages import RunnerFacts, SamplingParams
 from servelite.kernels.attention_batch import AttentionBatch, build_attention_batch
 from servelite.kernels.dispatch import REFERENCE
 from servelite.kernels.kv_layout import KVGroupSpec, KVPool
 from servelite.loader.model import load_model
 from servelite.models.base import CausalModel
 from servelite.tokenizer.model_files import open_model_files
-from servelite.worker.base import RunnerFacts
 from servelite.worker.device import CPUDevice, StepBuffers
 from servelite.worker.load import load_runner
 from servelite.worker.model_runner import CPUModelRunner

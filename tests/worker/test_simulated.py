@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from servelite.config import SettingError, Settings
-from servelite.ipc.messages import KVGroup, NewRow, Plan, SamplingParams, pack, unpack
+from servelite.ipc.messages import KVGroup, NewRow, Plan, RunnerFacts, SamplingParams, pack, unpack
 from servelite.tokenizer.model_files import open_model_files
 from servelite.tokenizer.tokenizer import load_tokenizer
-from servelite.worker.base import RunnerFacts, StepGapError
+from servelite.worker.base import StepGapError
 from servelite.worker.simulated import CostModel, Script, SimulatedRunner, load_script
 
 FACTS = RunnerFacts(16, 4, 64, 1000, (KVGroup("full", (0,), 32),), "none", "none")
