@@ -13,7 +13,9 @@ from servelite.config import Settings
 from servelite.engine.build import build_engine
 from servelite.engine.mailbox import Event
 from servelite.engine.scheduler import Scheduler
+from servelite.executor.base import Executor
 from servelite.executor.in_process import InProcessExecutor
+from servelite.executor.multi_process import MultiProcessExecutor
 from servelite.ipc.messages import (
     FLAG,
     NUMBER,
@@ -24,13 +26,14 @@ from servelite.ipc.messages import (
     Load,
     Outputs,
     RequestError,
+    RunnerFacts,
     SamplingParams,
     pack,
     unpack,
 )
 from servelite.ipc.progress import ProgressPage
 from servelite.tokenizer.block_hashes import block_hashes
-from servelite.worker.base import ModelRunner, RunnerFacts
+from servelite.worker.base import ModelRunner
 from servelite.worker.simulated import SimulatedRunner
 
 CLIENT = 0
@@ -97,9 +100,16 @@ class MemoryMailbox:
 class Harness:
     """One engine over one runner."""
 
-    def __init__(self, settings: Settings, runner: ModelRunner, *, epoch: int = 1) -> None:
+    def __init__(
+        self, settings: Settings, runner: ModelRunner | MultiProcessExecutor, *, epoch: int = 1
+    ) -> None:
+        """`runner`: one for this process, or what drives those of other processes."""
         self.settings, self.mailbox = settings, MemoryMailbox()
-        self.executor = InProcessExecutor(runner, settings.async_depth)
+        self.executor: Executor = (
+            runner
+            if isinstance(runner, MultiProcessExecutor)
+            else InProcessExecutor(runner, settings.async_depth)
+        )
         self.page = shared_page()
         self.core = build_engine(settings, self.executor, self.mailbox, self.page, epoch=epoch)
         self._numbers = iter(range(1, 1 << 30))

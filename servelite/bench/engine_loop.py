@@ -18,10 +18,9 @@ from servelite.engine.build import build_engine
 from servelite.engine.mailbox import Event
 from servelite.executor.base import InFlight
 from servelite.executor.in_process import InProcessExecutor
-from servelite.ipc.messages import Add, Outputs, Plan, SamplingParams, StepResult, pack
+from servelite.ipc.messages import Add, Outputs, Plan, RunnerFacts, SamplingParams, StepResult, pack
 from servelite.ipc.progress import ProgressPage
 from servelite.ipc.sockets import encode
-from servelite.worker.base import RunnerFacts
 from servelite.worker.simulated import SimulatedRunner, simulated_facts
 
 _VOCABULARY = 50_000
@@ -51,13 +50,19 @@ class _Marks:
     encode_plan: float = 0.0
 
 
-class _Step(InFlight):
-    """Notes when the loop has the result."""
+@dataclass
+class _Step:
+    """The executor's step; notes when the loop has its result."""
 
+    step: InFlight
     marks: _Marks
 
+    @property
+    def plan(self) -> Plan:
+        return self.step.plan
+
     def result(self) -> StepResult:
-        result = super().result()
+        result = self.step.result()
         self.marks.result = time.perf_counter()
         return result
 
@@ -76,12 +81,11 @@ class _TimedExecutor:
         began = self._marks.planned = time.perf_counter()
         msgspec.msgpack.encode(plan)
         self._marks.encode_plan = time.perf_counter() - began
-        step = _Step(plan, self._executor.forward(plan).computed)
-        step.marks = self._marks
-        return step
+        return _Step(self._executor.forward(plan), self._marks)
 
     def sample(self, step: InFlight, masks: bytes | None) -> None:
-        self._executor.sample(step, masks)
+        assert isinstance(step, _Step)
+        self._executor.sample(step.step, masks)
 
     def close(self) -> None:
         self._executor.close()

@@ -15,9 +15,8 @@ from servelite.engine.policies import make_policy
 from servelite.engine.request import RowTable
 from servelite.engine.scheduler import Scheduler
 from servelite.executor.base import Executor
-from servelite.ipc.messages import CONTRACT_VERSION, Ready
+from servelite.ipc.messages import CONTRACT_VERSION, Ready, RunnerFacts
 from servelite.ipc.progress import ProgressPage
-from servelite.worker.base import RunnerFacts
 
 
 def build_engine(

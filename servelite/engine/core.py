@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import wait
 
 from servelite.engine.admission import Admission
 from servelite.engine.invariants import InvariantError
@@ -90,8 +89,9 @@ class EngineCore:
         while self._in_flight:
             step = self._in_flight.popleft()
             last = step.plan.step
-            wait([step.sampled])
-            if (later := step.sampled.exception()) is not None:
+            try:
+                step.result()
+            except Exception as later:
                 log.error("step %d, after it: %s", last, later)
         self._scheduler.void_steps(failed.plan.step)
         self._progress.complete_step(last)

@@ -1,1 +1,1 @@
-"""How the engine core drives model runners: in its own process now, in worker processes later."""
+"""How the engine core drives model runners: in its own process, or in worker processes."""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from servelite.ipc.messages import Plan, StepResult
-from servelite.worker.base import RunnerFacts
+from servelite.ipc.messages import Plan, RunnerFacts, StepResult
 
 
-@dataclass
-class InFlight:
+class InFlight(Protocol):
     """A submitted step."""
 
-    plan: Plan
-    computed: Future[None]
-    sampled: Future[StepResult] = field(default_factory=Future)
+    @property
+    def plan(self) -> Plan: ...
 
     def result(self) -> StepResult:
-        """Wait for the step and return it; raises what the runner raised."""
-        return self.sampled.result()
+        """Wait for the step and return what it sampled. Called once a step, in the order of the steps.
+
+        Raises:
+            StepFailedError: the step gave nothing, and the executor can go on.
+        """
+        ...
 
 
 class Executor(Protocol):
@@ -30,7 +29,7 @@ class Executor(Protocol):
     def facts(self) -> RunnerFacts: ...
 
     def forward(self, plan: Plan) -> InFlight:
-        """Submit the forward pass of a step."""
+        """Submit the forward pass of a step. What it raises, the step's `result` raises."""
         ...
 
     def sample(self, step: InFlight, masks: bytes | None) -> None:

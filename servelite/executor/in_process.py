@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from servelite.executor.base import InFlight
-from servelite.ipc.messages import Plan, StepResult
-from servelite.worker.base import ModelRunner, RunnerFacts
+from servelite.ipc.messages import Plan, RunnerFacts, StepResult
+from servelite.worker.base import ModelRunner
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass
+class _Step:
+    """Fulfils `InFlight`."""
+
+    plan: Plan
+    computed: Future[None]
+    sampled: Future[StepResult] = field(default_factory=Future)
+
+    def result(self) -> StepResult:
+        return self.sampled.result()
 
 
 class InProcessExecutor:
@@ -30,14 +43,15 @@ class InProcessExecutor:
         return self._runner.facts
 
     def forward(self, plan: Plan) -> InFlight:
-        """See `Executor.forward`. What the runner raises, the step's `result` raises."""
-        return InFlight(plan, self._submit(self._runner.forward, plan))
+        """See `Executor.forward`."""
+        return _Step(plan, self._submit(self._runner.forward, plan))
 
     def sample(self, step: InFlight, masks: bytes | None) -> None:
         """See `Executor.sample`."""
+        assert isinstance(step, _Step)
         step.sampled = self._submit(self._sample, step, masks)
 
-    def _sample(self, step: InFlight, masks: bytes | None) -> StepResult:
+    def _sample(self, step: _Step, masks: bytes | None) -> StepResult:
         step.computed.result()
         return self._runner.sample(step.plan, masks)
 

@@ -59,10 +59,13 @@ def _cgroup_cpu_quota() -> float | None:
         return None
 
 
-def thread_environment() -> dict[str, str]:
-    """Environment of a child: this process's, with the thread pools sized unless the user did."""
+def thread_environment(share: int = 1) -> dict[str, str]:
+    """Environment of a child: this process's, with the thread pools sized unless the user did.
+
+    `share`: how many children compute at once, so that each has its part of the CPUs.
+    """
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // share)))
     environment.setdefault("GOMP_SPINCOUNT", str(GOMP_SPINCOUNT))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     return environment

@@ -11,8 +11,8 @@ from servelite.bench.engine_loop import measure_loop
 from servelite.bench.engine_report import LOOP_HEAD, RUNNER_HEAD, loop_row, runner_row
 from servelite.bench.engine_runner import RunnerBenchmark
 from servelite.config import SettingError, Settings
-from servelite.ipc.messages import KVGroup, Plan, SamplingParams, StepResult, unpack
-from servelite.worker.base import ModelRunner, RunnerFacts
+from servelite.ipc.messages import KVGroup, Plan, RunnerFacts, SamplingParams, StepResult, unpack
+from servelite.worker.base import ModelRunner
 from servelite.worker.load import load_runner
 from servelite.worker.simulated import CostModel, SimulatedRunner
 from tests.tiny_models import tiny_llama, tiny_windowed_qwen2

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from servelite.executor.in_process import InProcessExecutor
-from servelite.ipc.messages import Plan, StepResult
-from servelite.worker.base import RunnerFacts
+from servelite.ipc.messages import Plan, RunnerFacts, StepResult
 
 FACTS = RunnerFacts(1, 1, 1, 1, (), "none", "none")
 
