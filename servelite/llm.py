@@ -36,12 +36,13 @@ from servelite.frontend.protocol import COMPLETION_MAX_TOKENS
 from servelite.frontend.sampling import MAX_TOKENS, SAMPLING_FIELDS, Sampling
 from servelite.frontend.service import Service
 from servelite.frontend.writing import usage_of
-from servelite.ipc.messages import Boot, Stop
+from servelite.ipc.messages import Stop
 from servelite.ipc.process import usable_cpus
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
+from servelite.launcher.engine_life import EngineLife
 from servelite.launcher.runtime_dir import runtime_folder
-from servelite.launcher.start import engine_boot, find_model, start_engine
+from servelite.launcher.start import find_model
 
 __all__ = ["LLM", "Completion", "EngineFailed", "Sampling"]
 
@@ -222,7 +223,7 @@ class _Backend:
         # No more at once than the engine takes: a list of prompts is never refused for its length.
         waiting = min(settings.max_waiting_requests, settings.max_num_seqs)
         self._at_once = asyncio.Semaphore(settings.max_num_seqs + waiting)
-        self._child: Child | None = None
+        self._engine: EngineLife | None = None
         self._service: Service | None = None
         self._reader: asyncio.Task[None] | None = None
         self._died = asyncio.Event()
@@ -233,7 +234,7 @@ class _Backend:
         page = ProgressPage.create()
         self._stack.callback(os.close, page.fd)
         self._thread.start()
-        self.call(self._open(engine_boot(self._settings, folder, page), page))
+        self.call(self._open(folder, page))
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
@@ -297,34 +298,38 @@ class _Backend:
         finally:
             pieces.put(None)
 
-    async def _open(self, boot: Boot, page: ProgressPage) -> None:
-        self._child = start_engine(boot)
-        self._loop.add_reader(self._child.pidfd, self._bury)
+    async def _open(self, folder: str, page: ProgressPage) -> None:
+        self._engine = EngineLife.start(self._settings, folder, page)
+        for member in self._engine.members:
+            self._loop.add_reader(member.pidfd, self._bury, member)
         metadata = read_metadata(self._settings)
         self._service = Service(self._settings, 0, page.slots, metadata, usable_cpus())
-        engine = self._service.engine
-        self._reader = asyncio.create_task(engine.run(boot.engine_address, boot.epoch))
-        ready = asyncio.create_task(engine.ready())
+        client, boot = self._service.engine, self._engine.boot
+        self._reader = asyncio.create_task(client.run(boot.engine_address, boot.epoch))
+        ready = asyncio.create_task(client.ready())
         died = asyncio.create_task(self._died.wait())
         try:
             await asyncio.wait((ready, died, self._reader), return_when=asyncio.FIRST_COMPLETED)
             if self._reader.done():
                 self._reader.result()
             if self._died.is_set():
-                raise EngineFailed(f"the engine did not start: {self._child.death()}")
+                raise EngineFailed(f"the engine did not start: {self._engine.death()}")
         finally:
             ready.cancel()
             died.cancel()
         self._service.lifecycle.serve()
 
-    def _bury(self) -> None:
-        """The engine has died: every answer under way ends with an error."""
-        assert self._child is not None
-        self._loop.remove_reader(self._child.pidfd)
-        self._child.reap()
+    def _bury(self, member: Child) -> None:
+        """One of the engine's processes has died, the others follow: answers under way end with an error."""
+        assert self._engine is not None
+        self._loop.remove_reader(member.pidfd)
+        member.reap()
+        self._engine.lost(member)
+        if self._engine.alive:
+            return
         self._died.set()
         if self._service is not None:
-            cause = self._child.death()
+            cause = self._engine.death()
             self._service.lifecycle.lose_engine(cause)
             self._service.engine.fail_all(engine_dead(cause))
 
@@ -337,12 +342,12 @@ class _Backend:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        if self._child is not None:
-            self._child.send(Stop())
+        if self._engine is not None:
+            self._engine.send(Stop())
             try:
                 await asyncio.wait_for(self._died.wait(), _STOP_S)
             except TimeoutError:
-                self._child.kill()
+                self._engine.kill()
                 await self._died.wait()
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ def test_a_dead_engine_is_told(demo_model: Path) -> None:
     with LLM(str(demo_model), executor="simulated", simulated_step_ms=20) as llm:
         stream = llm.stream_chat(MESSAGES)
         next(stream)
-        os.kill(llm._backend._child.pid, signal.SIGKILL)
+        os.kill(llm._backend._engine.core.pid, signal.SIGKILL)
         with pytest.raises(EngineFailed, match="SIGKILL"):
             for _ in stream:
                 pass

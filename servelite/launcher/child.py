@@ -36,10 +36,11 @@ class Child:
         self.started = time.monotonic()
 
     @classmethod
-    def start(cls, name: str, module: str, boot: Boot, fds: tuple[int, ...]) -> Child:
+    def start(cls, name: str, module: str, boot: Boot, fds: tuple[int, ...], share: int = 1) -> Child:
         """Run `python -m module` with `fds` inherited, and send it `boot`.
 
-        It gets a process group of its own: a terminal's Ctrl-C is the launcher's to answer.
+        `share`: one part in so many of the CPUs is for its threads. It gets a process group of its own: a
+        terminal's Ctrl-C is the launcher's to answer.
         """
         lifeline, child_fd = lifeline_pair()
         try:
@@ -47,7 +48,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, "--lifeline", str(child_fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(child_fd, *fds),
-                env=_environment(),
+                env=_environment(share),
                 process_group=0,
             )
         finally:
@@ -124,12 +125,12 @@ class Child:
         return f"exited with code {code} without a word"
 
 
-def _environment() -> dict[str, str]:
+def _environment(share: int) -> dict[str, str]:
     """The child's environment. The working folder is not on its path (`-P`): it may hold anything.
 
     A servelite that is not installed is found where this process found it.
     """
-    environment = thread_environment()
+    environment = thread_environment(share)
     root = str(Path(servelite.__file__).parent.parent)
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         inherited = environment.get("PYTHONPATH")

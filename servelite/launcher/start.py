@@ -1,4 +1,4 @@
-"""What it takes to start the processes: the model found, then an engine, then front ends."""
+"""What it takes to start: the model found and looked at, and a front end's process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import socket
 from servelite.config import Settings
 from servelite.ipc.messages import Boot
 from servelite.ipc.process import ExitCode
-from servelite.ipc.progress import ProgressPage
-from servelite.ipc.sockets import engine_address
 from servelite.launcher.child import Child
 from servelite.launcher.errors import LaunchError
 from servelite.loader.resolve import ModelNotFound, is_local, resolve_model
@@ -53,18 +51,7 @@ def check_model(settings: Settings) -> None:
         raise LaunchError(str(ModelFileError(settings.model, str(error))), ExitCode.MODEL) from None
 
 
-def engine_boot(settings: Settings, folder: str, page: ProgressPage, epoch: int = 0) -> Boot:
-    """What the engine of life `epoch` is told."""
-    address = engine_address(folder, 0, epoch)
-    return Boot(settings.to_dict(), index=0, epoch=epoch, engine_address=address, progress_fd=page.fd)
-
-
-def start_engine(boot: Boot) -> Child:
-    """The engine process of `boot`."""
-    return Child.start("engine", "servelite.engine", boot, (boot.progress_fd,))
-
-
-def start_front_end(index: int, engine: Boot, listener: socket.socket, folder: str) -> Child:
+def start_front_end(index: int, engine: Boot, listener: socket.socket) -> Child:
     """Front end `index`, for the engine that was started with the boot message `engine`."""
     boot = Boot(
         engine.settings,
@@ -73,6 +60,6 @@ def start_front_end(index: int, engine: Boot, listener: socket.socket, folder: s
         engine_address=engine.engine_address,
         progress_fd=engine.progress_fd,
         listen_fd=listener.fileno(),
-        folder=folder,
+        folder=engine.folder,
     )
     return Child.start(f"front end {index}", "servelite.frontend", boot, (boot.progress_fd, boot.listen_fd))

@@ -33,13 +33,14 @@ from servelite.ipc.messages import (
 from servelite.ipc.process import ExitCode
 from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
+from servelite.launcher.engine_life import EngineLife
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, raise_descriptor_limit, url_of
 from servelite.launcher.oom import oom_kills
 from servelite.launcher.recovery import MOST_RESTARTS, WINDOW_S, GiveUp, Recovery, Release, Restart
 from servelite.launcher.runtime_dir import runtime_folder
 from servelite.launcher.signals import SignalPipe, ending_at_once, reap_orphans, reclaim_signals
-from servelite.launcher.start import check_model, engine_boot, find_model, start_engine, start_front_end
+from servelite.launcher.start import check_model, find_model, start_front_end
 from servelite.launcher.watchdog import Verdict, Watchdog
 from servelite.loader.resolve import is_local
 
@@ -112,10 +113,9 @@ class Supervisor:
         """Start everything, return when nothing is left."""
         page = self._page = ProgressPage.create()
         try:
-            boot = self._boot = engine_boot(self._settings, folder, page)
             self._folder = folder
             self._selector.register(self._signals, selectors.EVENT_READ, None)
-            self._engine = self._watch(start_engine(boot))
+            self._engine = self._start_engine(epoch=0)
             for index in range(self._settings.api_workers):
                 self._front_ends.append(self._watch(self._start_front_end(index)))
             while self._restart_at is not None or any(child.alive for child in self._children):
@@ -124,9 +124,16 @@ class Supervisor:
             for child in self._children:
                 child.kill()
                 child.reap()
+            self._engine.close()
             self._selector.close()
             os.close(page.fd)
         return self._report()
+
+    def _start_engine(self, epoch: int) -> EngineLife:
+        life = EngineLife.start(self._settings, self._folder, self._page, epoch)
+        for member in life.members:
+            self._watch(member)
+        return life
 
     def _watch(self, child: Child) -> Child:
         self._children.append(child)
@@ -167,7 +174,7 @@ class Supervisor:
                 child.ready = True
                 if self._phase is Phase.STARTING:
                     self._note_start(child, message)
-                if child is self._engine and self._boot.epoch:
+                if child is self._engine.core and self._engine.boot.epoch:
                     self._introduce_engine()
                 self._check_ready()
             elif isinstance(message, Passed):
@@ -181,7 +188,7 @@ class Supervisor:
         """See whether the engine moves."""
         now = time.monotonic()
         self._look_at = now + self._look_every
-        if not (self._engine.alive and self._engine.ready):
+        if self._engine.first_dead is not None or not self._engine.ready:
             return
         busy = bool(self._page.slots.any())
         verdict = self._watchdog.look(now, progress=self._page.progress, busy=busy)
@@ -224,10 +231,14 @@ class Supervisor:
             self._selector.unregister(child.lifeline)
         child.reap()
         self._undrained.discard(child)
+        of_engine = child in self._engine.members
+        if of_engine:
+            self._engine.lost(child)
         if self._phase is Phase.STOPPING:
             return
-        if child is self._engine and self._phase is not Phase.STARTING:
-            self._recover(child)
+        if of_engine and self._phase is not Phase.STARTING:
+            if not self._engine.alive:
+                self._recover(self._engine)
             return
         if child in self._front_ends and self._phase is not Phase.STARTING and self._replace(child):
             return
@@ -238,15 +249,15 @@ class Supervisor:
         else:
             self._stop()
 
-    def _recover(self, engine: Child) -> None:
+    def _recover(self, engine: EngineLife) -> None:
         """The engine has died: another one takes over its requests, unless it dies too often."""
         kills = oom_kills()
         inside = engine.died_from_inside or kills > self._oom_kills
         self._oom_kills = kills
         marks = self._page.steps_in_flight() if engine.ready else []
-        in_flight = {key for mark in marks if mark.epoch == self._boot.epoch for key in mark.requests}
+        in_flight = {key for mark in marks if mark.epoch == engine.boot.epoch for key in mark.requests}
         decision = self._recovery.died(time.monotonic(), inside=inside, in_flight=in_flight)
-        down = EngineDown(self._boot.epoch, engine.death(), final=isinstance(decision, GiveUp))
+        down = EngineDown(engine.boot.epoch, engine.death(), final=isinstance(decision, GiveUp))
         for front_end in self._front_ends:
             front_end.send(down)
         if isinstance(decision, Restart):
@@ -256,7 +267,7 @@ class Supervisor:
                 self._front_ends[client].send(Quarantine(number, down.cause))
             self._restart_at = time.monotonic() + decision.delay
             return
-        self._culprit = self._culprit or engine
+        self._culprit = self._culprit or engine.first_dead
         self._drain(0.0, _LAST_WORDS_S)
 
     def _replace(self, front_end: Child) -> bool:
@@ -278,20 +289,20 @@ class Supervisor:
         return True
 
     def _start_front_end(self, index: int) -> Child:
-        return start_front_end(index, self._boot, self._listener, self._folder)
+        return start_front_end(index, self._engine.boot, self._listener)
 
     def _restart_engine(self) -> None:
         self._restart_at = None
-        boot = self._boot = engine_boot(self._settings, self._folder, self._page, self._boot.epoch + 1)
-        self._children.remove(self._engine)
-        self._engine = self._watch(start_engine(boot))
+        for member in self._engine.members:
+            self._children.remove(member)
+        self._engine = self._start_engine(self._engine.boot.epoch + 1)
         self._watchdog.reset()
         self._stalled = False
 
     def _introduce_engine(self) -> None:
         """The new engine is ready: it gets the old one's requests."""
         for front_end in self._front_ends:
-            front_end.send(EngineUp(self._boot.engine_address, self._boot.epoch))
+            front_end.send(EngineUp(self._engine.boot.engine_address, self._engine.boot.epoch))
         self._release(self._recovery.up())
 
     def _release(self, release: Release | None) -> None:
@@ -342,8 +353,9 @@ class Supervisor:
         self._phase = Phase.STOPPING
         if not self._hurried:  # else its time goes on
             self._deadline = time.monotonic() + _STOP_S
-        for child in self._children:
-            child.send(Stop())
+        self._engine.send(Stop())
+        for front_end in self._front_ends:
+            front_end.send(Stop())
 
     def _expire(self) -> None:
         """The phase's time is over."""

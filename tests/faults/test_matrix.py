@@ -1,6 +1,7 @@
 """Each fault against requests in every state at once: waiting, parked, prefilling, decoding, preempted.
 
-On the simulated runner. What a client sees is as `docs/faults.md` says, and after it all blocks are free.
+On the simulated runner, alone and in ranks. What a client sees is as `docs/faults.md` says, and after it
+all blocks are free.
 """
 
 from __future__ import annotations
@@ -59,24 +60,80 @@ def plain(told: Told) -> tuple[Any, ...]:
     return told.text, sorted(told.token_ids), told.finish_reason, usage, told.error, told.done
 
 
-async def disturbed(server: Server, fault: Callable[[Server], None]) -> tuple[list[Told], list[Any]]:
-    """Everybody's answers undisturbed, and with a fault."""
-    quiet = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
+async def all_of(server: Server, which: slice = slice(None)) -> list[Told]:
+    return await asyncio.gather(*(stream(server.port, body) for body in bodies()[which]))
+
+
+@pytest.fixture(scope="module")
+def quiet(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """Everybody's answers undisturbed, by one rank."""
+    with running_server(tmp_path_factory.mktemp("quiet"), *FLAGS) as server:
+        return [_only(told) for told in asyncio.run(all_of(server))]
+
+
+async def disturbed(server: Server, fault: Callable[[Server], None]) -> list[Any]:
+    """Everybody's answers, with a fault in their midst."""
     tasks = await everybody(server)
     fault(server)
-    return quiet, await asyncio.gather(*tasks, return_exceptions=True)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+ALONE, RANKS = (), ("--tp", "2")
+KILL, CRASH, STOP = signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
-async def test_the_engine_dies_or_hangs(number: int, tmp_path: Path, demo_model: Path) -> None:
-    with running_server(tmp_path, *FLAGS, "--hang-timeout", "2") as server:
-        engine = server.child("engine core")
-        quiet, got = await disturbed(server, lambda server: os.kill(engine, number))
-        assert [_only(told) for told in got] == [_only(told) for told in quiet]
+@pytest.mark.parametrize(
+    ("ranks", "victim", "number"),
+    [
+        *((ALONE, "engine core", number) for number in (KILL, CRASH, STOP)),
+        *(
+            (RANKS, name, number)
+            for name in ("engine core", "worker 0", "worker 1")
+            for number in (KILL, STOP)
+        ),
+        (RANKS, "worker 1", CRASH),
+    ],
+    ids=str,
+)
+async def test_the_engine_or_a_rank_dies_or_hangs(
+    ranks: tuple[str, ...], victim: str, number: int, tmp_path: Path, quiet: list[tuple[Any, ...]]
+) -> None:
+    with running_server(tmp_path, *FLAGS, *ranks, "--hang-timeout", "2") as server:
+        before = set(server.children())
+        pid = server.child(victim)
+        got = await disturbed(server, lambda server: os.kill(pid, number))
+        assert [_only(told) for told in got] == quiet
         await wait_until_ready(server)
         assert server.idle_metrics()["servelite_engine_restarts_total"] >= 1
-        assert server.child("engine core") != engine
+        # Of the engine none is left, whoever of it died; the front end is the same.
+        kept = before & set(server.children())
+        assert kept == {server.child("front end 0")}
+        assert len(server.children()) == len(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", ["exit", "error", "fail", "collective", "drop"], ids=lambda kind: f"{kind} of rank 1"
+)
+async def test_a_rank_fails(fault: str, tmp_path: Path, quiet: list[tuple[Any, ...]]) -> None:
+    """In the first life, at a step in the midst of it all: the group ends, and the next one goes on."""
+    step = ("--fault-injection", f"{fault}:step=120,rank=1")
+    with running_server(tmp_path, *FLAGS, *RANKS, *step, "--hang-timeout", "2") as server:
+        assert [_only(told) for told in await all_of(server)] == quiet
+        await wait_until_ready(server)
+        now = server.idle_metrics()
+        assert now["servelite_engine_restarts_total"] >= 1
+        assert now["servelite_requests_quarantined_total"] == 0
+        assert ("it hung" if fault == "drop" else "worker 1: ") in server.errors()
+
+
+@pytest.mark.slow
+async def test_a_message_that_comes_late_is_no_fault(tmp_path: Path, quiet: list[tuple[Any, ...]]) -> None:
+    flags = (*RANKS, "--fault-injection", "delay:step=20,rank=1", "--hang-timeout", "20")
+    with running_server(tmp_path, *FLAGS, *flags) as server:
+        assert [_only(told) for told in await all_of(server)] == quiet
+        assert server.idle_metrics()["servelite_engine_restarts_total"] == 0
 
 
 def _only(told: Told) -> tuple[Any, ...]:
@@ -86,34 +143,32 @@ def _only(told: Told) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-async def test_a_step_fails(tmp_path: Path, demo_model: Path) -> None:
-    with running_server(tmp_path, *FLAGS, "--fault-injection", "fail:step=600") as server:
-        quiet = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
-        while "step 600 failed" not in server.errors():
-            got = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
-            assert [_only(told) for told in got] == [_only(told) for told in quiet]
+async def test_a_step_fails(tmp_path: Path, quiet: list[tuple[Any, ...]]) -> None:
+    with running_server(tmp_path, *FLAGS, "--fault-injection", "fail:step=120") as server:
+        assert [_only(told) for told in await all_of(server)] == quiet
+        assert "step 120 failed" in server.errors()
         assert server.idle_metrics()["servelite_engine_restarts_total"] == 0
 
 
 @pytest.mark.slow
-async def test_a_row_is_not_finite(tmp_path: Path, demo_model: Path) -> None:
-    with running_server(tmp_path, *FLAGS) as server:
-        quiet = await asyncio.gather(*(stream(server.port, body) for body in bodies()))
-    with running_server(tmp_path, *FLAGS, "--fault-injection", f"nan:token={MARK}") as server:
+@pytest.mark.parametrize("ranks", [ALONE, RANKS], ids=str)
+async def test_a_row_is_not_finite(
+    ranks: tuple[str, ...], tmp_path: Path, quiet: list[tuple[Any, ...]]
+) -> None:
+    with running_server(tmp_path, *FLAGS, *ranks, "--fault-injection", f"nan:token={MARK}") as server:
         status, refusal = server.post("/v1/completions", bodies()[0])
         assert status == 500 and refusal["error"]["code"] == "non_finite_logits"
-        got = await asyncio.gather(*(stream(server.port, body) for body in bodies()[1:]))
-        assert [_only(told) for told in got] == [_only(told) for told in quiet[1:]]
+        assert [_only(told) for told in await all_of(server, slice(1, None))] == quiet[1:]
         assert server.idle_metrics()["servelite_corrupted_requests_total"] == 1
 
 
 @pytest.mark.slow
-async def test_a_front_end_dies(tmp_path: Path, demo_model: Path) -> None:
+async def test_a_front_end_dies(tmp_path: Path, quiet: list[tuple[Any, ...]]) -> None:
     with running_server(tmp_path, *FLAGS, "--api-workers", "2") as server:
         victim = server.child("front end 1")
-        quiet, got = await disturbed(server, lambda server: os.kill(victim, signal.SIGKILL))
+        got = await disturbed(server, lambda server: os.kill(victim, signal.SIGKILL))
         for mine, theirs in zip(got, quiet, strict=True):
-            assert isinstance(mine, BaseException) or _only(mine) == _only(theirs)
+            assert isinstance(mine, BaseException) or _only(mine) == theirs
         deadline = time.monotonic() + 20
         while len(server.children()) < 3:
             assert time.monotonic() < deadline
@@ -123,8 +178,9 @@ async def test_a_front_end_dies(tmp_path: Path, demo_model: Path) -> None:
 
 @pytest.mark.slow
 async def test_the_launcher_dies(tmp_path: Path, demo_model: Path) -> None:
-    with running_server(tmp_path, *FLAGS, "--runtime-dir", str(tmp_path / "r")) as server:
+    with running_server(tmp_path, *FLAGS, *RANKS, "--runtime-dir", str(tmp_path / "r")) as server:
         children = server.children()
+        assert len(children) == 4
         tasks = await everybody(server)
         server.signal(signal.SIGKILL)
         began = time.monotonic()

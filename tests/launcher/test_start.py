@@ -20,6 +20,7 @@ from servelite.ipc.messages import Boot
 from servelite.ipc.process import ExitCode
 from servelite.launcher import supervisor
 from servelite.launcher.child import Child
+from servelite.launcher.engine_life import EngineLife
 from servelite.launcher.errors import LaunchError
 from servelite.launcher.listen import open_listener, url_of
 from servelite.launcher.runtime_dir import runtime_folder
@@ -126,7 +127,8 @@ def test_a_child_that_fails_at_the_start_does_not_wait_for_the_other(
         boot = Boot({"do": do}, index=0, epoch=0, engine_address="", progress_fd=-1)
         return Child.start(do, "tests.launcher.child_program", boot, ())
 
-    monkeypatch.setattr(supervisor, "start_engine", lambda boot: child("load"))
+    boot = Boot({}, index=0, epoch=0, engine_address="", progress_fd=-1)
+    monkeypatch.setattr(supervisor.EngineLife, "start", lambda *_: EngineLife(boot, child("load"), ()))
     monkeypatch.setattr(supervisor, "start_front_end", lambda *_: child("fail"))
     started = time.monotonic()
     with SignalPipe() as signals, open_listener("127.0.0.1", 0) as listener:
