@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
-from servelite.ipc.messages import TokenLogprobs, unpack
+from servelite.ipc.messages import TokenLogprobs
 from servelite.tokenizer.detokenizer import Detokenizer
 from servelite.tokenizer.tokenizer import Tokenizer
 
@@ -18,19 +17,20 @@ LEAST: Final = -9999.0
 class LogprobTable:
     """Logprobs of consecutive tokens, in the order of the tokens: each entry once, none missing.
 
+    Kept as the engine sends them, in columns of bytes: nothing is unpacked before it is asked for.
+
     Attributes:
         first: index of the first token that has an entry (a prompt's is 1: its first token follows none).
-        chosen: each token's own logprob.
-        ids, values: each token's likeliest alternatives.
     """
 
-    __slots__ = ("chosen", "first", "ids", "values")
+    __slots__ = ("_chosen", "_ids", "_k", "_values", "first")
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self.chosen: list[float] = []
-        self.ids: list[list[int]] = []
-        self.values: list[list[float]] = []
+        self._k = 0  # likeliest alternatives of each token: as many as were asked for
+        self._chosen = bytearray()  # float32, each token's own logprob
+        self._ids = bytearray()  # int32, k a token
+        self._values = bytearray()  # float32, k a token
 
     def take(self, part: TokenLogprobs) -> None:
         """Append what is new of `part`.
@@ -38,25 +38,30 @@ class LogprobTable:
         Raises:
             ValueError: there is a gap.
         """
-        known = self.first + len(self.chosen) - part.first_index
-        if known < 0:
-            raise ValueError(f"the logprobs of {-known} tokens before token {part.first_index}")
-        chosen = _finite(part.chosen)
-        shape = (len(chosen), part.k)
-        self.chosen += chosen[known:].tolist()
-        self.ids += unpack(part.ids).reshape(shape)[known:].tolist()
-        self.values += _finite(part.values).reshape(shape)[known:].tolist()
+        known = self.first + len(self._chosen) // 4 - part.first_index
+        chosen, ids, values, self._k = part.chosen, part.ids, part.values, part.k
+        if known:  # else, as nearly always, all of them are new
+            if known < 0:
+                raise ValueError(f"the logprobs of {-known} tokens before token {part.first_index}")
+            bytes_known = 4 * known * part.k
+            chosen, ids, values = chosen[4 * known :], ids[bytes_known:], values[bytes_known:]
+        self._chosen += chosen
+        self._ids += ids
+        self._values += values
 
     def at(self, index: int) -> tuple[float, list[int], list[float]] | None:
         """(own logprob, likeliest IDs, their logprobs) of token `index`, None where it has none."""
         place = index - self.first
-        if not 0 <= place < len(self.chosen):
+        if not 0 <= place < len(self._chosen) // 4:
             return None
-        return self.chosen[place], self.ids[place], self.values[place]
-
-
-def _finite(column: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.maximum(np.frombuffer(column, dtype="<f4"), np.float32(LEAST))
+        k, begin = self._k, 4 * self._k * place
+        (own,) = struct.unpack_from("<f", self._chosen, 4 * place)
+        values = struct.unpack_from(f"<{k}f", self._values, begin)
+        return (
+            max(own, LEAST),
+            list(struct.unpack_from(f"<{k}i", self._ids, begin)),
+            [max(value, LEAST) for value in values],
+        )
 
 
 def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

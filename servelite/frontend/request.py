@@ -125,11 +125,13 @@ class RequestRecord:
             ValueError: there is a gap; tokens were lost.
         """
         known = len(self.produced) - first_index
-        if known < 0:
-            raise ValueError(
-                f"request {self.number}: tokens {len(self.produced)} to {first_index - 1} are missing"
-            )
-        self.produced.extend(tokens[known:] if known else tokens)
+        if known:  # else, as nearly always, all of them are new
+            if known < 0:
+                raise ValueError(
+                    f"request {self.number}: tokens {len(self.produced)} to {first_index - 1} are missing"
+                )
+            tokens = tokens[known:]
+        self.produced += tokens
         if finish:
             self.finish = FinishReason(finish)
             self._ended = True
@@ -173,7 +175,7 @@ class RequestRecord:
         """
         if self._gone:
             raise ClientGone
-        if self._taken == len(self.produced) and self.error is not None:
+        if self.error is not None and self._taken == len(self.produced):
             raise self.error.with_traceback(None)  # one error may end many requests
         tokens = self.produced[self._taken :]
         self._taken += len(tokens)

@@ -249,6 +249,55 @@ def test_at_depth_1_nothing_is_in_flight_between_turns_so_an_end_is_at_once(
     subject.harness.close()
 
 
+def test_an_abort_that_comes_with_its_request() -> None:
+    subject = Subject()
+    subject.add()
+    subject.harness.abort(subject.number)
+    subject.harness.turn()
+    assert subject.now is State.FINISHED and not subject.harness.answers
+    assert subject.harness.scheduler.requests.totals.steps == 0
+    subject.harness.assert_empty()
+    subject.harness.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_abort_while_the_prompt_is_computed(depth: int) -> None:
+    subject = Subject(async_depth=depth)
+    subject.add(prompt=prompt(200))  # 16 tokens a step
+    subject.harness.turn(5)
+    totals = subject.harness.scheduler.requests.totals
+    began = totals.steps
+    assert subject.now is State.RUNNING and not subject.harness.answers
+    subject.harness.abort(subject.number)
+    subject.turn_until(lambda: subject.now is State.FINISHED)
+    assert totals.steps <= began + depth + 1
+    subject.harness.drain()
+    assert not subject.harness.answers  # not a token of it was told
+    subject.harness.assert_empty()
+    subject.harness.close()
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("state", [s for s in State if s is not State.LOST])
+def test_aborting_twice_is_aborting_once(state: State, together: bool) -> None:
+    subject = Subject()
+    REACH[state](subject)
+    counted = subject.harness.scheduler.requests.totals.aborted
+    told = subject.harness.answers.get(subject.number)
+    before = len(told.tokens) if told else 0
+    subject.harness.abort(subject.number)
+    if not together:
+        subject.harness.turn()
+    subject.harness.abort(subject.number, subject.number)
+    subject.harness.drain()
+    once = state not in (State.REFUSED, State.FINISHED, State.FINISHING)
+    assert subject.harness.scheduler.requests.totals.aborted == counted + once
+    told = subject.harness.answers.get(subject.number)
+    assert (len(told.tokens) if told else 0) == before
+    subject.harness.assert_empty()
+    subject.harness.close()
+
+
 @pytest.mark.parametrize("state", [State.WAITING, State.PARKED, State.RUNNING, State.PREEMPTED])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_an_answer_resumed_after_an_engine_death_is_the_undisturbed_one(state: State, depth: int) -> None:

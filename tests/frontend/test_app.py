@@ -139,6 +139,16 @@ async def test_a_vanished_client_is_aborted(
         assert await engine.nothing_comes()
 
 
+async def test_a_client_that_vanishes_while_its_prompt_is_prepared(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        call = Call(make_app(service), COMPLETIONS, completion())
+        call.vanish()
+        number = (await engine.receive_add()).request
+        assert await asyncio.wait_for(engine.receive_abort(), 1) == [number]
+        await asyncio.wait_for(call.task, 5)
+        assert call.status == 0 and service._admission.accepted == 0
+
+
 async def test_a_long_wait_opens_the_stream_with_comments(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path, sse_keep_alive=0.02) as (service, engine):
         call = Call(make_app(service), CHAT, chat(stream=True))

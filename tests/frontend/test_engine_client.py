@@ -157,6 +157,18 @@ async def test_closing_twice_aborts_once(demo_model: Path, tmp_path: Path) -> No
         assert await engine.nothing_comes()
 
 
+async def test_an_answer_that_has_ended_is_not_aborted(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (answer,) = await service.complete([[10]], Sampling(max_tokens=1))
+        engine.step(((await engine.receive_add()).request, 0, [100], LENGTH))
+        await read(answer)
+        answer.close()
+        assert await engine.nothing_comes()
+        text = service.metrics.expose()
+        assert b'servelite_request_success_total{finished_reason="length"} 1.0' in text
+        assert b'finished_reason="abort"' not in text
+
+
 async def test_all_can_be_failed_at_once(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
         answers = [(await service.complete([[10]], Sampling(max_tokens=9)))[0] for _ in range(3)]
@@ -203,4 +215,9 @@ async def test_logprobs_of_a_prompts_chunks_come_without_tokens(demo_model: Path
             engine.step(prompt_logprobs={number: part})
         engine.step((number, 0, [100], LENGTH))
         await read(answer)
-        assert answer.record.prompt_logprobs.chosen == [-1.0, -2.0, -3.0]
+        table = answer.record.prompt_logprobs
+        assert [table.at(index) for index in range(5)] == [
+            None,
+            *((logprob, [], []) for logprob in (-1.0, -2.0, -3.0)),
+            None,
+        ]

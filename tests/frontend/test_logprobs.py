@@ -36,13 +36,15 @@ def test_a_table_takes_each_token_once() -> None:
     table = LogprobTable(0)
     table.take(part(0, [(-1.0, {5: -0.5}), (-2.0, {6: -0.25})]))
     table.take(part(1, [(-2.0, {6: -0.25}), (-float("inf"), {7: -0.75})]))
-    assert table.chosen == [-1.0, -2.0, LEAST]
+    assert [table.at(index) for index in range(2)] == [(-1.0, [5], [-0.5]), (-2.0, [6], [-0.25])]
     assert table.at(2) == (LEAST, [7], [-0.75])
     assert table.at(3) is None and LogprobTable(1).at(0) is None
     with pytest.raises(ValueError, match="of 1 tokens before token 4"):
         table.take(part(4, [(-1.0, {5: -1.0})]))
-    table.take(part(3, [(-1.0, {})]))
-    assert table.at(3) == (-1.0, [], [])
+    assert table.at(3) is None  # nothing of what follows a gap is taken
+    bare = LogprobTable(0)
+    bare.take(part(0, [(-1.0, {}), (-2.0, {})]))
+    assert bare.at(1) == (-2.0, [], []) and bare.at(2) is None
 
 
 def emoji(tokenizer: Any) -> list[int]:

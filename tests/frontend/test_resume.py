@@ -124,6 +124,132 @@ async def test_suspects_are_sent_as_they_are_named_and_told_of_when_they_pass(
             assert service._admission.accepted == 0
 
 
+async def test_an_abort_while_there_is_no_engine(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (gone,) = await service.complete([[10]], Sampling(max_tokens=9))
+        (stays,) = await service.complete([[11]], Sampling(max_tokens=9))
+        await engine.receive_add(), await engine.receive_add()
+        engine.step((1, 0, [100], NONE), (2, 0, [100], NONE))
+        await gone.next(), await stays.next()
+        service.engine.lose()
+        gone.close()
+        gone.close()
+        assert await engine.nothing_comes()  # the dead one's socket
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            assert (await new.receive_add()).request == 2
+            assert await new.nothing_comes()
+            new.step((1, 1, [101], NONE), (2, 1, [101], LENGTH))  # nobody's token harms nobody
+            await read(stays)
+            assert (stays.token_ids, gone.token_ids) == ([100, 101], [100])
+            assert b"servelite_requests_resumed_total 1.0" in service.metrics.expose()
+            assert service._admission.accepted == 0
+
+
+async def test_an_abort_that_a_dead_engine_gets(demo_model: Path, tmp_path: Path) -> None:
+    """The engine is dead, and the front end has not been told."""
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (gone,) = await service.complete([[10]], Sampling())
+        (stays,) = await service.complete([[11]], Sampling())
+        await engine.receive_add(), await engine.receive_add()
+        gone.close()  # nobody reads it
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            assert (await new.receive_add()).request == stays.record.number
+            assert await new.nothing_comes()
+            stays.close()
+            assert service._admission.accepted == 0
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+async def test_an_abort_of_a_choice_while_there_is_no_engine(
+    demo_model: Path, tmp_path: Path, gone: int
+) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        answers = await service.complete([[10] * 20], Sampling(seed=1), RequestOptions(n=3))
+        for _ in answers:
+            await engine.receive_add()
+        service.engine.lose()
+        answers[gone].close()
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            adds = [await new.receive_add() for _ in range(2)]
+            assert await new.nothing_comes()
+            assert [add.choice for add in adds] == [choice for choice in range(3) if choice != gone]
+            # Whoever waited for the first one's prompt computes it; what all three share is the same.
+            leader = answers[0].record.number if gone else -1
+            assert [add.prefix_of for add in adds if add.choice] == [leader] * (2 if gone == 0 else 1)
+            assert {(add.seed, add.prompt) for add in adds} == {(1, adds[0].prompt)}
+            for answer in answers:
+                answer.close()
+            assert service._admission.accepted == 0
+
+
+async def test_an_end_in_the_middle_of_resubmitting(demo_model: Path, tmp_path: Path) -> None:
+    """The first choice's deadline has passed: it ends there and then, and the second one waits for nobody."""
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        first, second = await service.complete([[10] * 20], Sampling(), RequestOptions(n=2, deadline_ms=100))
+        for _ in range(2):
+            await engine.receive_add()
+        await asyncio.sleep(0.15)
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            again = await new.receive_add()
+            assert (again.request, again.prefix_of) == (second.record.number, -1)
+            with pytest.raises(APIError, match="did not begin within its"):
+                await first.next()
+            first.close()
+            assert await new.nothing_comes()
+            second.close()  # as their stream does, for which one failure is the end
+            assert await new.receive_abort() == [second.record.number]
+            assert service._admission.accepted == 0
+
+
+@pytest.mark.parametrize("tokens", [[], [100]])
+async def test_an_abort_of_what_has_been_resubmitted(
+    demo_model: Path, tmp_path: Path, tokens: list[int]
+) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (gone,) = await service.complete([[10]], Sampling(max_tokens=9))
+        (stays,) = await service.complete([[11]], Sampling(max_tokens=9))
+        await engine.receive_add(), await engine.receive_add()
+        if tokens:
+            engine.step((1, 0, tokens, NONE))
+            await gone.next()
+        async with successor(service, tmp_path) as new:
+            service.engine.resubmit()
+            assert [(await new.receive_add()).request for _ in range(2)] == [1, 2]
+            gone.close()
+            assert await new.receive_abort() == [1]
+            new.step((1, len(tokens), [101], NONE), (2, 0, [101], LENGTH))  # the first: on its way already
+            await read(stays)
+            assert gone.token_ids == tokens
+            gone.close()
+            assert await new.nothing_comes() and service._admission.accepted == 0
+
+
+@pytest.mark.parametrize("resubmitted", [True, False])
+async def test_an_abort_when_the_new_engine_has_died_as_well(
+    demo_model: Path, tmp_path: Path, resubmitted: bool
+) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        (gone,) = await service.complete([[10]], Sampling())
+        (stays,) = await service.complete([[11]], Sampling())
+        await engine.receive_add(), await engine.receive_add()
+        async with successor(service, tmp_path) as second:
+            if resubmitted:
+                service.engine.resubmit()
+                assert [(await second.receive_add()).attempt for _ in range(2)] == [1, 1]
+        async with successor(service, tmp_path, EPOCH + 2) as third:
+            gone.close()
+            service.engine.resubmit()
+            again = await third.receive_add()
+            assert (again.request, again.attempt) == (stays.record.number, 1 + resubmitted)
+            assert await third.nothing_comes()
+            stays.close()
+            assert service._admission.accepted == 0
+
+
 async def test_what_is_lost_can_be_given_up(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
         (answer,) = await service.complete([[10]], Sampling())

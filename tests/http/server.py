@@ -30,6 +30,11 @@ class Server:
     port: int = 0
 
     @property
+    def pid(self) -> int:
+        """The launcher's."""
+        return self.process.pid
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -73,8 +78,8 @@ class Server:
 
     def children(self) -> list[int]:
         """PIDs of the processes that the launcher started."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        words = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [int(child) for child in words]
 
     def child(self, title: str) -> int:
         """The PID of the child that `ps` shows as `servelite: title`."""
@@ -84,7 +89,7 @@ class Server:
         return found[0]
 
     def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def wait(self, timeout: float = END_S) -> int:
         """The exit code, once the launcher has ended."""

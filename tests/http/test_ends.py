@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from servelite.ipc.process import ExitCode
+from tests.faults.streams import all_streams
 from tests.http.server import Server, end, running_server, start_server, wait_ready
 
 FLAGS = ("--executor", "simulated", "--simulated-step-ms", "50")
@@ -98,6 +100,35 @@ def test_answers_in_flight_finish(server: Server) -> None:
         events = stream.read()
         assert b'"finish_reason":"length"' in events and events.endswith(b"data: [DONE]\n\n")
     assert server.wait() == ExitCode.OK
+
+
+@pytest.mark.slow
+async def test_eight_streams_finish_and_the_door_closes_after_the_delay(
+    tmp_path: Path, demo_model: Path
+) -> None:
+    delay, timeout, tokens = 2.0, 20.0, 100  # of 50 ms: they outlast the delay
+    flags = (*FLAGS, "--drain-delay", str(delay), "--drain-timeout", str(timeout))
+    new = {"model": "demo", "prompt": "x", "max_tokens": 1}
+    body = {"model": "demo", "ignore_eos": True, "max_tokens": tokens, "temperature": 1}
+    with running_server(tmp_path, *flags) as server:
+        streams = await all_streams(server.port, [body | {"prompt": [at + 1], "seed": at} for at in range(8)])
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        while (await asyncio.to_thread(server.get, "/health/ready"))[0] == 200:
+            assert time.monotonic() - began < delay
+        answers = [await asyncio.to_thread(server.post, "/v1/completions", new)]
+        assert answers[0][0] == 200, answers  # a balancer has not noticed yet
+        while answers[-1][0] == 200:
+            answers.append(await asyncio.to_thread(server.post, "/v1/completions", new))
+        assert time.monotonic() - began > delay * 0.9
+        assert answers[-1][0] == 503 and answers[-1][1]["error"]["code"] == "server_shutting_down"
+        assert not any(stream.done() for stream in streams)
+        for told in await asyncio.gather(*streams):
+            assert (len(told.token_ids), told.finish_reason, told.error) == (tokens, "length", None)
+            assert told.done and told.usage is not None and told.usage["completion_tokens"] == tokens
+        assert await asyncio.to_thread(server.wait) == ExitCode.OK
+        assert time.monotonic() - began < delay + timeout
+        assert server.errors().splitlines()[-1] == "servelite: drained: no answers were cut"
 
 
 def test_what_is_left_at_the_time_out_gets_an_error(tmp_path: Path, demo_model: Path) -> None:
@@ -209,13 +240,18 @@ def test_a_signal_while_it_starts(tmp_path: Path, demo_model: Path) -> None:
         end(server)
 
 
-def test_children_do_not_outlive_the_launcher(server: Server, tmp_path: Path) -> None:
-    children = server.children()
-    server.signal(signal.SIGKILL)
-    server.wait()
-    assert gone(children, 2)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_children_do_not_outlive_the_launcher(tmp_path: Path, demo_model: Path, ranks: int) -> None:
+    flags = (*FLAGS, "--runtime-dir", str(tmp_path / "r"))
+    more = ("--api-workers", "2", "--tp", str(ranks))
+    with running_server(tmp_path, *flags, *more) as server, open_stream(server, 1000):
+        children = server.children()
+        assert len(children) == (3 if ranks == 1 else 3 + ranks)
+        server.signal(signal.SIGKILL)
+        server.wait()
+        assert gone(children, 2)
     assert len(list((tmp_path / "r").iterdir())) == 1  # nobody was left to remove it, but the next one does
-    with running_server(tmp_path, *FLAGS, "--runtime-dir", str(tmp_path / "r")):
+    with running_server(tmp_path, *flags):
         assert len(list((tmp_path / "r").iterdir())) == 1
     (tmp_path / "r").rmdir()
 
