@@ -10,7 +10,7 @@ import msgspec
 
 from servelite.ipc.lifeline import Lifeline
 from servelite.ipc.messages import CONTRACT_VERSION, Abort, Add, FrontEndGone, Hello, Outputs, Ready, Stop
-from servelite.ipc.sockets import EngineSocket, PeerGone, decode_to_engine, encode
+from servelite.ipc.sockets import EngineSocket, PeerGone, decode_to_engine, encode, peer_identity
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,9 @@ class SocketMailbox:
             message = self._lifeline.recv()
             if message is None or isinstance(message, Stop):
                 yield -1, Stop()
-            elif isinstance(message, FrontEndGone):
+            elif isinstance(message, FrontEndGone) and self._peers.get(message.client) == peer_identity(
+                message.client, message.pid
+            ):
                 self._forget(message.client)
         while (received := self._sock.recv()) is not None:
             yield from self._read(*received)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import traceback
@@ -23,11 +22,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="servelite.frontend")
     parser.add_argument("--lifeline", type=int, required=True)
     lifeline = Lifeline.from_fd(parser.parse_args().lifeline)
-    # A launcher that died before this line is noticed by the lifeline.
-    die_with_parent(os.getppid())
-    boot = lifeline.recv()
-    if not isinstance(boot, Boot):
-        return ExitCode.OK  # the launcher is gone already
+    die_with_parent()
+    # The launcher may have died before this process could ask to die with it, its boot message sent.
+    if lifeline.other_end_gone or not isinstance(boot := lifeline.recv(), Boot):
+        return ExitCode.OK
     set_title(f"servelite: front end {boot.index}")
     try:
         from servelite.frontend.process import serve

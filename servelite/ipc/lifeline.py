@@ -6,6 +6,7 @@ the other is gone, however it died.
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import Final
 
@@ -57,6 +58,13 @@ class Lifeline:
         except ConnectionResetError:
             return None
         return self._decoder.decode(frame) if frame else None
+
+    @property
+    def other_end_gone(self) -> bool:
+        """Whether the other end is closed, whatever it sent before and nobody has read."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def close(self) -> None:
         """Close this end; the other reads None."""

@@ -398,6 +398,7 @@ class FrontEndGone(msgspec.Struct, frozen=True, tag="front_end_gone"):
     """Control, to the engine: a front end is dead; its requests are to be aborted."""
 
     client: int
+    pid: int  # of the dead one: its successor may have said hello before this is read
 
 
 class EngineStalled(msgspec.Struct, frozen=True, tag="engine_stalled"):

@@ -15,15 +15,12 @@ GOMP_SPINCOUNT: Final = 5000
 """OpenMP's spin before it sleeps: with the default, two busy neighbours cost a 2-thread engine 95 %."""
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exits if it is dead already.
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies.
 
-    Args:
-        parent: the parent's PID as the parent itself knew it (it may have died before the call).
+    A parent that has died before this call is not noticed; its end of the lifeline is closed by then.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def set_title(title: str) -> None:

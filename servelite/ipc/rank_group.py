@@ -5,21 +5,34 @@ The launcher makes a group's descriptors for one life of the engine, and every p
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import msgspec
 
-from servelite.ipc.messages import FromRank, Plan, RankGroup
+from servelite.ipc.messages import FromRank, Plan, RankGroup, RingFds
 from servelite.ipc.ring import RingReader, RingWriter, create_ring
 
 
 def open_group(size: int) -> RankGroup:
-    """New descriptors for an engine and `size` ranks; not inheritable but by `pass_fds`."""
-    return RankGroup(
-        plans=create_ring(size),
-        results=tuple(create_ring(1) for _ in range(size)),
-        collective=os.memfd_create("servelite-collective", os.MFD_CLOEXEC),
-    )
+    """New descriptors for an engine and `size` ranks; not inheritable but by `pass_fds`.
+
+    Raises:
+        OSError: the system has no room for them; nothing of them is left.
+    """
+    with contextlib.ExitStack() as undo:
+        rings = []
+        for readers in (size, *[1] * size):
+            rings.append(create_ring(readers))
+            undo.callback(_close, rings[-1])
+        collective = os.memfd_create("servelite-collective", os.MFD_CLOEXEC)
+        undo.pop_all()
+    return RankGroup(rings[0], tuple(rings[1:]), collective)
+
+
+def _close(ring: RingFds) -> None:
+    for fd in (ring.memory, *ring.readers, ring.space):
+        os.close(fd)
 
 
 def close_group(group: RankGroup) -> None:

@@ -15,6 +15,7 @@ The memory: a line for the writer's flag, a line for each reader's position, the
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
@@ -41,11 +42,21 @@ def create_ring(readers: int, capacity: int = CAPACITY) -> RingFds:
 
     Args:
         capacity: bytes of data, a multiple of 32, at least 64.
+
+    Raises:
+        OSError: the system has no room for it; nothing of it is left.
     """
-    memory = os.memfd_create("servelite-ring", os.MFD_CLOEXEC)
-    os.ftruncate(memory, _LINE * (1 + readers) + capacity)
-    wakes = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE) for _ in range(readers))
-    return RingFds(memory, wakes, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    with contextlib.ExitStack() as undo:
+        memory = os.memfd_create("servelite-ring", os.MFD_CLOEXEC)
+        undo.callback(os.close, memory)
+        os.ftruncate(memory, _LINE * (1 + readers) + capacity)
+        wakes = []
+        for _ in range(readers):
+            wakes.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE))
+            undo.callback(os.close, wakes[-1])
+        space = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        undo.pop_all()
+    return RingFds(memory, tuple(wakes), space)
 
 
 class _View:

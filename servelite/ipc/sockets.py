@@ -50,10 +50,15 @@ def engine_address(runtime_dir: str, index: int, epoch: int) -> str:
     return f"ipc://{path}"
 
 
+def peer_identity(client: int, pid: int) -> bytes:
+    """How the engine's socket knows a front end: another process, another peer."""
+    return _IDENTITY.pack(1, client, pid)
+
+
 def connect_engine(address: str, client: int) -> zmq.Socket[bytes]:
     """A front end's socket. Its first message must be `Hello`."""
     sock: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-    sock.setsockopt(zmq.IDENTITY, _IDENTITY.pack(1, client, os.getpid()))
+    sock.setsockopt(zmq.IDENTITY, peer_identity(client, os.getpid()))
     sock.setsockopt(zmq.LINGER, 200)
     sock.setsockopt(zmq.SNDHWM, 0)  # what may be in flight is bounded by admission
     sock.setsockopt(zmq.RCVHWM, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from servelite.config import Settings
-from servelite.ipc.messages import Boot, RankGroup, ToChild
+from servelite.ipc.messages import Boot, ToChild
 from servelite.ipc.progress import ProgressPage
 from servelite.ipc.rank_group import close_group, open_group
 from servelite.ipc.sockets import engine_address
@@ -21,10 +21,10 @@ _KILLED_WITH_IT: Final = "ended with the rest of its engine"
 class EngineLife:
     """The processes of one life. Used by the thread that started them."""
 
-    def __init__(self, boot: Boot, core: Child, ranks: tuple[Child, ...]) -> None:
+    def __init__(self, boot: Boot, members: tuple[Child, ...] = ()) -> None:
+        """`members`: the core first."""
         self.boot = boot
-        self.core = core
-        self.members: tuple[Child, ...] = (core, *ranks)
+        self.members = members
         self.first_dead: Child | None = None
         """Whose death ended it; None while it lives."""
         self._group = boot.group
@@ -35,6 +35,9 @@ class EngineLife:
         Args:
             folder: of the server's sockets.
             epoch: which life it is, from 0.
+
+        Raises:
+            OSError: the system has no room for it; nothing of it is left.
         """
         group = open_group(settings.tp) if settings.tp > 1 else None
         fds = (page.fd, *(group.fds if group is not None else ()))
@@ -47,9 +50,20 @@ class EngineLife:
             folder=folder,
             group=group,
         )
-        core = Child.start("engine", "servelite.engine", boot, fds)
-        ranks = tuple(_start_rank(rank, boot, group, fds) for rank in range(settings.tp)) if group else ()
-        return cls(boot, core, ranks)
+        life = cls(boot)
+        try:
+            life.members = (Child.start("engine", "servelite.engine", boot, fds),)
+            for rank in range(settings.tp if group is not None else 0):
+                life.members += (_start_rank(rank, boot, fds),)
+        except BaseException:
+            life.end()
+            raise
+        return life
+
+    @property
+    def core(self) -> Child:
+        """The engine core's process."""
+        return self.members[0]
 
     @property
     def ready(self) -> bool:
@@ -76,13 +90,21 @@ class EngineLife:
             for other in self.members:
                 other.kill(_KILLED_WITH_IT)
         if not self.alive:
-            self.close()
+            self._close()
 
-    def close(self) -> None:
-        """Give back what its processes shared, once none of them is left; idempotent."""
+    def _close(self) -> None:
         if self._group is not None:
             close_group(self._group)
             self._group = None
+
+    def end(self) -> None:
+        """Kill and reap what is left of it; idempotent."""
+        for member in self.members:
+            if member.alive:
+                member.kill()
+                member.reap()
+                self.lost(member)
+        self._close()
 
     @property
     def died_from_inside(self) -> bool:
@@ -96,7 +118,7 @@ class EngineLife:
         return death if self.first_dead is self.core else f"{self.first_dead.name}: {death}"
 
 
-def _start_rank(rank: int, engine: Boot, group: RankGroup, fds: tuple[int, ...]) -> Child:
+def _start_rank(rank: int, engine: Boot, fds: tuple[int, ...]) -> Child:
     boot = Boot(
         engine.settings,
         index=rank,
@@ -104,6 +126,7 @@ def _start_rank(rank: int, engine: Boot, group: RankGroup, fds: tuple[int, ...])
         engine_address=engine.engine_address,
         progress_fd=engine.progress_fd,
         folder=engine.folder,
-        group=group,
+        group=engine.group,
     )
-    return Child.start(f"worker {rank}", "servelite.worker", boot, fds, share=group.size)
+    share = engine.group.size if engine.group is not None else 1
+    return Child.start(f"worker {rank}", "servelite.worker", boot, fds, share=share)

@@ -43,7 +43,10 @@ def runtime_folder(parent: str) -> Iterator[str]:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             undo.callback(os.close, _lock(folder))
         except OSError as error:
-            raise LaunchError(f"--runtime-dir {parent}: {error.strerror}", ExitCode.SETTING) from None
+            raise LaunchError(
+                f"--runtime-dir {parent}: {error.strerror}; give a folder that can be written to",
+                ExitCode.SETTING,
+            ) from None
         try:
             engine_address(folder, 0, 0)
         except ValueError as error:

@@ -101,6 +101,8 @@ class Supervisor:
         self._front_ends: list[Child] = []
         self._recovery = Recovery()
         self._restart_at: float | None = None  # when the engine is started again
+        self._died_at = 0.0  # when it died last
+        self._gave_up = False  # it has died too often
         self._oom_kills = oom_kills()
         self._look_every = min(_LOOK_S, settings.stall_warning / 4, settings.hang_timeout / 4)
         self._look_at: float | None = None  # when the engine is looked at next
@@ -110,24 +112,36 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
 
     def run(self, folder: str) -> int:
-        """Start everything, return when nothing is left."""
+        """Start everything, return when nothing is left.
+
+        Raises:
+            LaunchError: the system has no room for the processes.
+        """
         page = self._page = ProgressPage.create()
+        self._folder = folder
         try:
-            self._folder = folder
-            self._selector.register(self._signals, selectors.EVENT_READ, None)
             self._engine = self._start_engine(epoch=0)
-            for index in range(self._settings.api_workers):
-                self._front_ends.append(self._watch(self._start_front_end(index)))
-            while self._restart_at is not None or any(child.alive for child in self._children):
-                self._step()
+            self._run()
+        except OSError as error:
+            raise LaunchError(_no_room(error), ExitCode.INTERNAL) from None
         finally:
-            for child in self._children:
-                child.kill()
-                child.reap()
-            self._engine.close()
             self._selector.close()
             os.close(page.fd)
         return self._report()
+
+    def _run(self) -> None:
+        """Until nothing is left. The engine has been started."""
+        try:
+            for index in range(self._settings.api_workers):
+                self._front_ends.append(self._watch(self._start_front_end(index)))
+            self._selector.register(self._signals, selectors.EVENT_READ, None)
+            while self._restart_at is not None or any(child.alive for child in self._children):
+                self._step()
+        finally:
+            self._engine.end()
+            for child in self._front_ends:
+                child.kill()
+                child.reap()
 
     def _start_engine(self, epoch: int) -> EngineLife:
         life = EngineLife.start(self._settings, self._folder, self._page, epoch)
@@ -260,20 +274,26 @@ class Supervisor:
         down = EngineDown(engine.boot.epoch, engine.death(), final=isinstance(decision, GiveUp))
         for front_end in self._front_ends:
             front_end.send(down)
+        if isinstance(decision, Restart) and decision.quarantined is not None:
+            client, number = decision.quarantined
+            self._front_ends[client].send(Quarantine(number, down.cause))
+        self._died_at = time.monotonic()
+        self._again(decision, f"the engine died: {down.cause}")
+
+    def _again(self, decision: Restart | GiveUp, what: str) -> None:
+        """`what` has happened: start the engine once more, or end."""
         if isinstance(decision, Restart):
-            self._warn(f"the engine died: {down.cause}; starting it again")
-            if decision.quarantined is not None:
-                client, number = decision.quarantined
-                self._front_ends[client].send(Quarantine(number, down.cause))
+            self._warn(f"{what}; starting it again")
             self._restart_at = time.monotonic() + decision.delay
-            return
-        self._culprit = self._culprit or engine.first_dead
-        self._drain(0.0, _LAST_WORDS_S)
+        else:
+            self._gave_up = True
+            self._culprit = self._culprit or self._engine.first_dead
+            self._drain(0.0, _LAST_WORDS_S)
 
     def _replace(self, front_end: Child) -> bool:
         """A front end has died, its connections with it. Whether the server goes on, with another one."""
         client = self._front_ends.index(front_end)
-        self._engine.send(FrontEndGone(client))
+        self._engine.send(FrontEndGone(client, front_end.pid))
         self._page.slots[client] = 0
         self._release(self._recovery.forget(client))
         now = time.monotonic()
@@ -293,14 +313,23 @@ class Supervisor:
 
     def _restart_engine(self) -> None:
         self._restart_at = None
+        try:
+            life = self._start_engine(self._engine.boot.epoch + 1)
+        except OSError as error:
+            self._again(self._recovery.died(time.monotonic(), inside=False, in_flight=()), _no_room(error))
+            return
         for member in self._engine.members:
             self._children.remove(member)
-        self._engine = self._start_engine(self._engine.boot.epoch + 1)
+        self._engine = life
         self._watchdog.reset()
         self._stalled = False
 
     def _introduce_engine(self) -> None:
         """The new engine is ready: it gets the old one's requests."""
+        self._say(
+            f"a new engine is up, {time.monotonic() - self._died_at:.1f} s after; "
+            f"{int(self._page.slots.sum())} answers go on"
+        )
         for front_end in self._front_ends:
             front_end.send(EngineUp(self._engine.boot.engine_address, self._engine.boot.epoch))
         self._release(self._recovery.up())
@@ -397,15 +426,21 @@ class Supervisor:
             return ExitCode.OK
         if self._settings.debug and child.failed is not None and child.failed.traceback:
             print(child.failed.traceback, file=sys.stderr)
+        often = f"; it died too often: {MOST_RESTARTS + 1} times in {WINDOW_S / 60:.0f} minutes"
+        often = often if self._gave_up else ""
         if child.failed is None:
-            print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
+            print(f"servelite: the {child.name} failed: {child.death()}{often}", file=sys.stderr)
             return ExitCode.CHILD_DIED
         if child.failed.exit_code in (ExitCode.SETTING, ExitCode.MODEL):  # the user's to mend: no name helps
             hint = f" ({child.failed.hint})" if child.failed.hint else ""
             print(f"servelite: {child.failed.message}{hint}", file=sys.stderr)
         else:
-            print(f"servelite: the {child.name} failed: {child.death()}", file=sys.stderr)
+            print(f"servelite: the {child.name} failed: {child.death()}{often}", file=sys.stderr)
         return child.failed.exit_code
+
+
+def _no_room(error: OSError) -> str:
+    return f"no room for its processes: {error.strerror}; raise the limits on them (ulimit -n, -u)"
 
 
 def _print(text: str) -> None:

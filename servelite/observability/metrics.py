@@ -90,13 +90,11 @@ class EngineState(Collector):
     def __init__(self) -> None:
         self.load = Load()
         self.facts: Ready | None = None
-        self.restarts = 0
         self._earlier = dict.fromkeys((attribute for _, _, attribute in _COUNTERS), 0)
 
     def take_ready(self, ready: Ready) -> None:
         """A fresh engine: nothing has run, all its blocks are free. What its forerunners counted stays."""
         if self.facts is not None:
-            self.restarts += 1
             for attribute in self._earlier:
                 self._earlier[attribute] += getattr(self.load, attribute)
         self.facts = ready
@@ -109,8 +107,9 @@ class EngineState(Collector):
         for name, text, attribute in _COUNTERS:
             value = self._earlier[attribute] + getattr(self.load, attribute)
             yield CounterMetricFamily(f"servelite_{name}", text, value=value)
+        lives = self.facts.epoch if self.facts else 0  # a front end may be younger than the engine
         yield CounterMetricFamily(
-            "servelite_engine_restarts", "Engines that took the place of a dead one.", value=self.restarts
+            "servelite_engine_restarts", "Engines that took the place of a dead one.", value=lives
         )
         total = self.facts.num_blocks if self.facts else 0
         used = (total - self.load.free_blocks) / total if total else 0.0

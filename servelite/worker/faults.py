@@ -75,6 +75,8 @@ def parse_faults(text: str, ranks: int = 1) -> tuple[Fault, ...]:
                 f"--fault-injection: {part!r} is not one of {kinds} with :step=N or :token=ID behind it, "
                 "and ,rank=R behind that where it is not for rank 0"
             )
+        if found[2] == "step" and not int(found[3]):
+            raise SettingError(f"--fault-injection: {part!r} can never happen: steps are counted from 1")
         kind, rank = FaultKind(found[1]), int(found[4] or 0)
         if rank >= ranks:
             raise SettingError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import signal
 import time
 import traceback
@@ -41,16 +40,16 @@ def run_child(title: Callable[[Boot], str], serve: Callable[[Boot, Settings, Lif
     """
     started = time.monotonic()
     gc.disable()  # until all is loaded (`loaded`): what start-up makes is hardly ever garbage
-    die_with_parent(os.getppid())
+    die_with_parent()
     # The launcher decides when to end: Ctrl-C and a service manager's SIGTERM reach the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser()
     parser.add_argument("--lifeline", type=int, required=True)
     lifeline = Lifeline.from_fd(parser.parse_args().lifeline)
-    boot = lifeline.recv()
-    if not isinstance(boot, Boot):
-        return ExitCode.OK  # the launcher is gone already
+    # The launcher may have died before this process could ask to die with it, its boot message sent.
+    if lifeline.other_end_gone or not isinstance(boot := lifeline.recv(), Boot):
+        return ExitCode.OK
     set_title(title(boot))
     try:
         settings = Settings.from_dict(boot.settings)

@@ -219,7 +219,8 @@ async def test_an_engine_that_always_dies_ends_the_server(tmp_path: Path, demo_m
             await asyncio.sleep(0.1)
         assert await asyncio.to_thread(server.wait) == ExitCode.CHILD_DIED
         assert (
-            server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL)"
+            server.errors().splitlines()[-1] == "servelite: the engine failed: killed by signal 9 (SIGKILL); "
+            "it died too often: 6 times in 10 minutes"
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +45,22 @@ def test_a_model_that_cannot_be_divided_is_refused(tmp_path: Path, demo_model: P
         )
     finally:
         end(server)
+
+
+def test_no_room_for_its_processes_is_one_line(tmp_path: Path, demo_model: Path) -> None:
+    command = [sys.executable, "-m", "servelite", "serve", "demo", "--port", "0", *SIMULATED, "--tp", "8"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 60; exec "$@"', "sh", *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == ExitCode.INTERNAL
+    assert done.stderr == (
+        "servelite: no room for its processes: Too many open files; "
+        "raise the limits on them (ulimit -n, -u)\n"
+    )
 
 
 def test_a_rank_of_a_library_dies(demo_model: Path) -> None:

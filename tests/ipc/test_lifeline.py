@@ -52,6 +52,7 @@ def test_death_is_read_as_none_and_sending_to_the_dead_is_no_error(ends: tuple[L
     ours, theirs = ends
     theirs.send(m.ChildReady())
     theirs.close()
+    assert ours.other_end_gone
     assert ours.recv() == m.ChildReady(), "what it said before its death is still read"
     assert ours.recv() is None
     assert ours.send(m.Stop()) is False
@@ -70,7 +71,7 @@ def test_a_killed_process_is_noticed_by_a_selector_at_once() -> None:
     ours, fd = lifeline_pair()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[fd])
     os.close(fd)
-    assert select.select([ours], [], [], 0)[0] == []
+    assert select.select([ours], [], [], 0)[0] == [] and not ours.other_end_gone
     child.kill()
     assert select.select([ours], [], [], 5)[0] == [ours]
     assert ours.recv() is None

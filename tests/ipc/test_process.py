@@ -36,7 +36,7 @@ def test_a_title_is_what_ps_shows() -> None:
 
 def test_a_child_dies_with_its_parent() -> None:
     child = (
-        "import os, time; from servelite.ipc.process import die_with_parent; die_with_parent(os.getppid());"
+        "import os, time; from servelite.ipc.process import die_with_parent; die_with_parent();"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent = (

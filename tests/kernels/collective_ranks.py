@@ -151,11 +151,11 @@ def main() -> None:
     size, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     memory = os.memfd_create("ranks")
-    parent, rank = os.getpid(), 0
+    rank = 0
     children: list[int] = []
     for other in range(1, size):
         if not (child := os.fork()):
-            die_with_parent(parent)
+            die_with_parent()
             rank, children = other, []
             break
         children.append(child)

@@ -36,8 +36,8 @@ BARRIERS = """
 import os, sys
 from servelite.ipc.process import die_with_parent
 from servelite.kernels.cpu.shared_collective import SharedMemoryCollective
-fd, rank, size, parent = map(int, sys.argv[1:])
-die_with_parent(parent)
+fd, rank, size = map(int, sys.argv[1:])
+die_with_parent()
 group = SharedMemoryCollective(fd, rank, size)
 assert "torch" not in sys.modules
 while True:
@@ -56,7 +56,7 @@ class Group:
         self._sequences = words[: size * LINE_WORDS : LINE_WORDS]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-c", BARRIERS, *map(str, (self.fd, rank, size, os.getpid()))],
+                [sys.executable, "-c", BARRIERS, *map(str, (self.fd, rank, size))],
                 cwd=ROOT,
                 pass_fds=[self.fd],
             )

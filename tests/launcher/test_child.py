@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from servelite.config import Settings
 from servelite.ipc.messages import Boot, ChildReady, Stop
+from servelite.ipc.process import ExitCode
+from servelite.ipc.progress import ProgressPage
+from servelite.ipc.rank_group import close_group, open_group
 from servelite.launcher.child import Child
 
 
@@ -82,3 +86,18 @@ def test_it_inherits_what_it_was_given_and_no_folder(tmp_path: Path, monkeypatch
         os.close(fd)
         child.kill()
         child.reap()
+
+
+@pytest.mark.parametrize("module", ["servelite.engine", "servelite.worker", "servelite.frontend"])
+def test_a_launcher_that_died_at_once_leaves_nobody(module: str, tmp_path: Path) -> None:
+    """Its boot message is there, and waits to be read: who only looked for that would serve for ever."""
+    page, group = ProgressPage.create(), open_group(1)
+    settings = Settings(model=str(tmp_path), executor="simulated").to_dict()
+    boot = Boot(settings, 0, 0, f"ipc://{tmp_path}/e", page.fd, folder=str(tmp_path), group=group)
+    child = Child.start("program", module, boot, (page.fd, *group.fds))
+    child.lifeline.close()
+    assert dies(child)
+    assert child._process.wait() == ExitCode.OK
+    os.close(child.pidfd)
+    os.close(page.fd)
+    close_group(group)

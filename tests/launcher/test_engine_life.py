@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import select
 import signal
@@ -9,7 +11,9 @@ import time
 
 import pytest
 
+from servelite.config import Settings
 from servelite.ipc.messages import Boot
+from servelite.ipc.progress import ProgressPage
 from servelite.ipc.rank_group import open_group
 from servelite.launcher.child import Child
 from servelite.launcher.engine_life import EngineLife
@@ -17,11 +21,11 @@ from servelite.launcher.engine_life import EngineLife
 
 def life(*does: str) -> EngineLife:
     group = open_group(len(does) - 1)
-    core, *ranks = (
+    members = (
         Child.start(name, "tests.launcher.child_program", Boot({"do": do}, 0, 0, "", -1), group.fds)
         for name, do in zip(("engine", "worker 0", "worker 1"), does, strict=True)
     )
-    return EngineLife(Boot({}, 0, 0, "", -1, group=group), core, tuple(ranks))
+    return EngineLife(Boot({}, 0, 0, "", -1, group=group), tuple(members))
 
 
 def bury(engine: EngineLife) -> None:
@@ -54,7 +58,7 @@ def test_one_that_is_killed_takes_the_others_along(victim: int) -> None:
     for fd in descriptors:  # what they shared is given back
         with pytest.raises(OSError):
             os.fstat(fd)
-    engine.close()
+    engine.end()
 
 
 def test_an_error_of_a_rank_is_its_own_account() -> None:
@@ -62,6 +66,30 @@ def test_an_error_of_a_rank_is_its_own_account() -> None:
     bury(engine)
     assert engine.died_from_inside
     assert engine.death() == "worker 1: SomeError: it broke (mend it)"
+
+
+def test_a_life_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third process finds no room: the two before it are gone again, and what they shared."""
+    started: list[Child] = []
+    start = Child.start
+
+    def some(name: str, module: str, *rest: object, **options: object) -> Child:
+        if len(started) == 2:
+            raise OSError(errno.EAGAIN, "no more processes")
+        started.append(start(name, "tests.launcher.child_program", Boot({"do": "serve"}, 0, 0, "", -1), ()))
+        return started[-1]
+
+    monkeypatch.setattr(Child, "start", some)
+    before = sorted(os.listdir("/proc/self/fd"))
+    page = ProgressPage.create()
+    with pytest.raises(OSError, match="no more processes"):
+        EngineLife.start(Settings(tp=3), "/tmp", page)
+    assert len(started) == 2 and not any(child.alive for child in started)
+    os.close(page.fd)
+    del page
+    started.clear()
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_hang_is_the_engines() -> None:

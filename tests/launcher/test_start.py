@@ -128,7 +128,7 @@ def test_a_child_that_fails_at_the_start_does_not_wait_for_the_other(
         return Child.start(do, "tests.launcher.child_program", boot, ())
 
     boot = Boot({}, index=0, epoch=0, engine_address="", progress_fd=-1)
-    monkeypatch.setattr(supervisor.EngineLife, "start", lambda *_: EngineLife(boot, child("load"), ()))
+    monkeypatch.setattr(supervisor.EngineLife, "start", lambda *_: EngineLife(boot, (child("load"),)))
     monkeypatch.setattr(supervisor, "start_front_end", lambda *_: child("fail"))
     started = time.monotonic()
     with SignalPipe() as signals, open_listener("127.0.0.1", 0) as listener:
