@@ -67,13 +67,13 @@ def main() -> None:
     except OSError as error:
         parser.error(f"there is no native collective to compare: {error}")
     torch.set_num_threads(1)
-    memory, parent = os.memfd_create("ranks"), os.getpid()
+    memory = os.memfd_create("ranks")
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(1, given.ranks):
             # torch is loaded once for all of them, and has started no thread yet.
             if not (child := os.fork()):
-                die_with_parent(parent)
+                die_with_parent()
                 run_rank(memory, rank, given.ranks, folder, given.repeats)
                 os._exit(0)
             children.append(child)

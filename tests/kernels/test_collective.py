@@ -372,3 +372,16 @@ else:
 
 def test_gloo_adds_alike_and_its_error_for_a_lost_rank_comes_late(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LOSS, str(tmp_path)], cwd=ROOT, check=True, timeout=100)
+
+
+@needs_native
+@pytest.mark.slow
+def test_the_benchmark_runs() -> None:
+    command = [sys.executable, "-m", "benchmarks.collective", "--repeats", "20"]
+    done = subprocess.run(command, cwd=ROOT, check=True, timeout=100, capture_output=True, text=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:]] == [
+        "1x640",
+        "32x640",
+        "1x4096",
+        "32x4096",
+    ]
