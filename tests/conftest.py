@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported by anything: two threads that do not spin, as the servers' children have.
@@ -17,7 +18,7 @@ from tests import inherited_signals, leftovers, skips
 inherited_signals.reset()  # before any child is started
 
 # Settings are read from SERVELITE_*: a developer's own must not reach the tests.
-_KEPT = {"SERVELITE_CACHE", skips.VARIABLE}
+_KEPT = {"SERVELITE_CACHE", "SERVELITE_TEST_ROUNDS", skips.VARIABLE}
 for name in [name for name in os.environ if name.startswith("SERVELITE_") and name not in _KEPT]:
     del os.environ[name]
 
@@ -36,6 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if TEST_ALL:
         allowed = skips.read_allowed(Path(__file__).with_name("allowed_skips.txt"))
         config.pluginmanager.register(skips.SkipPolice(allowed), "servelite-skips")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For a module whose products are too small for two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

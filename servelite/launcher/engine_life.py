@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from servelite.config import Settings
 from servelite.ipc.messages import Boot, ToChild
 from servelite.ipc.progress import ProgressPage
@@ -119,14 +121,6 @@ class EngineLife:
 
 
 def _start_rank(rank: int, engine: Boot, fds: tuple[int, ...]) -> Child:
-    boot = Boot(
-        engine.settings,
-        index=rank,
-        epoch=engine.epoch,
-        engine_address=engine.engine_address,
-        progress_fd=engine.progress_fd,
-        folder=engine.folder,
-        group=engine.group,
-    )
+    boot = msgspec.structs.replace(engine, index=rank)
     share = engine.group.size if engine.group is not None else 1
     return Child.start(f"worker {rank}", "servelite.worker", boot, fds, share=share)

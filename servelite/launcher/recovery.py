@@ -40,6 +40,8 @@ class Restart:
 class GiveUp:
     """It dies too often: end the server."""
 
+    reason: str
+
 
 @dataclass(frozen=True)
 class Release:
@@ -86,14 +88,14 @@ class Recovery:
         self._suspects = []
         self._fruitless += 1
         if self._fruitless > _MOST_FRUITLESS:
-            return GiveUp()
+            return GiveUp(f"it died under {self._fruitless} requests in a row, each of which ran alone")
         return Restart(quarantined=culprit)
 
     def _plain_restart(self, now: float) -> Restart | GiveUp:
         while self._restarts and now - self._restarts[0] > WINDOW_S:
             self._restarts.popleft()
         if len(self._restarts) == MOST_RESTARTS:
-            return GiveUp()
+            return GiveUp(f"it died too often: {MOST_RESTARTS + 1} times in {WINDOW_S / 60:.0f} minutes")
         self._restarts.append(now)
         return Restart(_BACK_OFF_S[len(self._restarts) - 1])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import socket
 
+import msgspec
+
 from servelite.config import Settings
 from servelite.ipc.messages import Boot
 from servelite.ipc.process import ExitCode
@@ -53,13 +55,5 @@ def check_model(settings: Settings) -> None:
 
 def start_front_end(index: int, engine: Boot, listener: socket.socket) -> Child:
     """Front end `index`, for the engine that was started with the boot message `engine`."""
-    boot = Boot(
-        engine.settings,
-        index=index,
-        epoch=engine.epoch,
-        engine_address=engine.engine_address,
-        progress_fd=engine.progress_fd,
-        listen_fd=listener.fileno(),
-        folder=engine.folder,
-    )
+    boot = msgspec.structs.replace(engine, index=index, listen_fd=listener.fileno(), group=None)
     return Child.start(f"front end {index}", "servelite.frontend", boot, (boot.progress_fd, boot.listen_fd))

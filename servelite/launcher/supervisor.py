@@ -13,6 +13,7 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import servelite
@@ -102,7 +103,7 @@ class Supervisor:
         self._recovery = Recovery()
         self._restart_at: float | None = None  # when the engine is started again
         self._died_at = 0.0  # when it died last
-        self._gave_up = False  # it has died too often
+        self._gave_up = ""  # why it is not started again
         self._oom_kills = oom_kills()
         self._look_every = min(_LOOK_S, settings.stall_warning / 4, settings.hang_timeout / 4)
         self._look_at: float | None = None  # when the engine is looked at next
@@ -122,8 +123,6 @@ class Supervisor:
         try:
             self._engine = self._start_engine(epoch=0)
             self._run()
-        except OSError as error:
-            raise LaunchError(_no_room(error), ExitCode.INTERNAL) from None
         finally:
             self._selector.close()
             os.close(page.fd)
@@ -144,7 +143,8 @@ class Supervisor:
                 child.reap()
 
     def _start_engine(self, epoch: int) -> EngineLife:
-        life = EngineLife.start(self._settings, self._folder, self._page, epoch)
+        with _room_for_processes():
+            life = EngineLife.start(self._settings, self._folder, self._page, epoch)
         for member in life.members:
             self._watch(member)
         return life
@@ -286,7 +286,7 @@ class Supervisor:
             self._warn(f"{what}; starting it again")
             self._restart_at = time.monotonic() + decision.delay
         else:
-            self._gave_up = True
+            self._gave_up = f"; {decision.reason}"
             self._culprit = self._culprit or self._engine.first_dead
             self._drain(0.0, _LAST_WORDS_S)
 
@@ -309,14 +309,15 @@ class Supervisor:
         return True
 
     def _start_front_end(self, index: int) -> Child:
-        return start_front_end(index, self._engine.boot, self._listener)
+        with _room_for_processes():
+            return start_front_end(index, self._engine.boot, self._listener)
 
     def _restart_engine(self) -> None:
         self._restart_at = None
         try:
             life = self._start_engine(self._engine.boot.epoch + 1)
-        except OSError as error:
-            self._again(self._recovery.died(time.monotonic(), inside=False, in_flight=()), _no_room(error))
+        except LaunchError as error:
+            self._again(self._recovery.died(time.monotonic(), inside=False, in_flight=()), str(error))
             return
         for member in self._engine.members:
             self._children.remove(member)
@@ -426,21 +427,25 @@ class Supervisor:
             return ExitCode.OK
         if self._settings.debug and child.failed is not None and child.failed.traceback:
             print(child.failed.traceback, file=sys.stderr)
-        often = f"; it died too often: {MOST_RESTARTS + 1} times in {WINDOW_S / 60:.0f} minutes"
-        often = often if self._gave_up else ""
         if child.failed is None:
-            print(f"servelite: the {child.name} failed: {child.death()}{often}", file=sys.stderr)
+            print(f"servelite: the {child.name} failed: {child.death()}{self._gave_up}", file=sys.stderr)
             return ExitCode.CHILD_DIED
         if child.failed.exit_code in (ExitCode.SETTING, ExitCode.MODEL):  # the user's to mend: no name helps
             hint = f" ({child.failed.hint})" if child.failed.hint else ""
             print(f"servelite: {child.failed.message}{hint}", file=sys.stderr)
         else:
-            print(f"servelite: the {child.name} failed: {child.death()}{often}", file=sys.stderr)
+            print(f"servelite: the {child.name} failed: {child.death()}{self._gave_up}", file=sys.stderr)
         return child.failed.exit_code
 
 
-def _no_room(error: OSError) -> str:
-    return f"no room for its processes: {error.strerror}; raise the limits on them (ulimit -n, -u)"
+@contextlib.contextmanager
+def _room_for_processes() -> Iterator[None]:
+    """Around a start of processes, and nothing else: what the system refuses it is a `LaunchError`."""
+    try:
+        yield
+    except OSError as error:
+        text = f"no room for its processes: {error.strerror}; raise the limits on them (ulimit -n, -u)"
+        raise LaunchError(text, ExitCode.INTERNAL) from None
 
 
 def _print(text: str) -> None:

@@ -6,7 +6,7 @@ Half of the requests are greedy, half seeded; of each, half with penalties and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,13 +47,7 @@ class Model(NamedTuple):
     few_blocks: int
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These products are too small for two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")  # these products are too small for two
 
 
 SLOW = ("windows", "no full layer")  # the other two show most of what these do
