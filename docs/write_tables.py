@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from servelite.config import flag_table
+from servelite.frontend.endpoints import ENDPOINTS
 from servelite.frontend.fields import field_table
-from servelite.frontend.protocol import ENDPOINTS
 from servelite.ipc import states
 
 SETTINGS = """# Settings
@@ -19,8 +19,9 @@ a flag given wins over its variable. Written by `make docs`: edit `servelite/con
 
 REQUEST_STATES = """# The life of a request
 
-*Waiting*: in the queue, without row or blocks. *Parked*: waits for something else than a row, as choices
-2 to `n` do for the first one's prompt. *Running*: has a row and blocks. *Preempted*: lost them to others, and
+*Waiting*: in the queue, without row or blocks. *Parked*: waits for something else than a row: choices
+2 to `n` for the first one's prompt, any for its grammar to be compiled. *Running*: has a row and blocks.
+*Preempted*: lost them to others, and
 waits again. *Finishing*: over for its client, row and blocks still held by steps in flight. *Lost*: its
 engine died.
 
@@ -31,26 +32,83 @@ Every state against every event, made from `servelite/ipc/states.py` (`make docs
 
 API = """# The HTTP API
 
-OpenAI's API, and vLLM's names where OpenAI has none. Written by `make docs`: edit
-`servelite/frontend/protocol.py` and `servelite/frontend/sampling.py`, or the text in `docs/write_tables.py`,
-not this page.
+OpenAI's API, and vLLM's names where OpenAI has none; Anthropic's Messages. Written by `make docs`: edit
+`servelite/frontend/protocol.py`, `servelite/frontend/sampling.py`, `servelite/frontend/responses/fields.py`,
+`servelite/frontend/anthropic/fields.py`, or the text in `docs/write_tables.py`, not this page.
 
 | route | what it does |
 | --- | --- |
 | `POST /v1/chat/completions` | answers a conversation; whole or, with `stream`, as server-sent events |
 | `POST /v1/completions` | continues each prompt; choices come prompt by prompt, `n` of each |
+| `POST /v1/embeddings` | a vector for each text ([below](#embeddings)) |
+| `POST /v1/responses` | OpenAI's Responses API ([below](#the-responses-api)) |
+| `POST /v1/messages` | Anthropic's Messages API ([below](#the-messages-api)) |
+| `POST /v1/messages/count_tokens` | how many tokens the prompt of such a request has |
+| `POST /v1/chat/completions/render` | a dry run: a chat's prompt as the template writes it, its token IDs |
 | `GET /v1/models`, `GET /v1/models/{id}` | the names the model goes by, and its context's length |
 | `POST /tokenize`, `POST /detokenize` | a prompt or a chat as token IDs, token IDs as text |
 | `GET /health/live` | the process runs |
 | `GET /health/ready`, `GET /health` | a token could be produced now; else 503 |
 | `GET /metrics` | Prometheus |
 | `GET /version` | the version |
+| `GET /openapi.json` | all of this for machines: OpenAPI 3.2, made from the same declarations |
 
-With `--api-key`, all but the health routes need `Authorization: Bearer KEY`.
+With `--api-key`, all but the health routes need `Authorization: Bearer KEY` or `X-Api-Key: KEY`.
+
+Every answer has an `X-Request-Id`: the request's own, if it is at most 128 printable ASCII characters without
+a space, else a new one. What a front end logs of a request names it.
 
 A stream's chunks: for a chat one with the role for each choice, then text as it comes, a chunk with the
 finish reason for each choice, with `stream_options.include_usage` one with the token counts and no
 choices, then `[DONE]`. A stream that fails ends with a chunk that holds `error`, without `[DONE]`.
+`stop_reason` beside `finish_reason` is the string of `stop` or the token of `stop_token_ids` that ended the
+choice, else null.
+
+## Embeddings
+
+Any served model makes vectors; an encoder ([models](models.md#encoders)) makes nothing else. A vector is the
+hidden state after the last norm: of the last token for a decoder, the mean over all tokens for an encoder,
+or what the folder's `modules.json` and `1_Pooling` of sentence-transformers say; `--pooling` overrides both.
+Its length is 1, unless the folder has a `modules.json` that does not normalise. `dimensions` takes the first
+numbers of any model's vectors, and makes their length 1 again: only models that were trained for it keep
+their quality. Nothing is cut unasked: a text of more tokens than the model takes is a 400. When
+`truncate_prompt_tokens` cuts a text, the tokens that the model has before and after every text stay.
+
+The texts of a request run together, at most twice `--max-num-seqs` of them at a time, and come back in order,
+by `index`. They wait, run, are aborted, and go on after an engine's death like other requests; the
+deadline is that of the first one. The mean of a decoder takes no part of a prompt from the prefix cache.
+
+## The Responses API
+
+`/v1/responses` is a chat in other words: the same prompt, tokens and limits. Nothing is stored, so the whole
+conversation comes with each request: `previous_response_id`, `conversation` and `background: true` are
+refused, `store` is accepted and answered with `"store": false`. Input items are messages (text only; `phase`
+is accepted), `function_call`, `function_call_output` and `reasoning`; consecutive items of an assistant are
+one message of the chat. Tools are functions. A client that sends earlier items by their IDs unless told
+otherwise has to be told: Vercel's AI SDK by `providerOptions: { openai: { store: false } }`.
+
+The output's items are `reasoning` (as plain text, in `content`), `message` and `function_call`; there is at
+least one, if only an empty message. `status` is `incomplete` where `max_output_tokens` or the context ended
+the answer. A stream's events, numbered by `sequence_number`:
+
+1. `response.created`, `response.in_progress`;
+2. for each item `response.output_item.added`; for text `response.content_part.added`, then
+   `response.output_text.delta` (`response.reasoning_text.delta`) for each piece, `.done` and
+   `response.content_part.done`; for a call `response.function_call_arguments.delta` and `.done`; then
+   `response.output_item.done`;
+3. `response.completed`, `response.incomplete` or `response.failed`, with the whole object.
+
+## The Messages API
+
+`/v1/messages` is a chat as well. Messages have text, `tool_use`, `tool_result` and `thinking` blocks; turns
+of one role that follow each other are one; a last message of the assistant is continued.
+`usage.input_tokens` are those that were not in the prefix cache, `cache_read_input_tokens` those that were.
+`thinking` sets the chat template's `enable_thinking`; what the model thinks comes in `thinking` blocks,
+without a signature. A stream has Anthropic's events, with a `ping` in a silence. Errors below this path have
+Anthropic's body: `type` `error`, and in `error` its `type` and `message`.
+
+Where one of these two APIs has no name for something, the chat's name works: `top_k`, `min_p`, `seed`,
+`chat_template_kwargs`, ...
 
 ## Errors
 

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 _OTHER_VARIABLES: Final = ("SERVELITE_CACHE", "SERVELITE_ISA", "SERVELITE_TEST_")  # of ours, and no settings
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+")
 _NOT: Final[dict[Any, str]] = {int: "not an integer", float: "not a number"}
 
 
@@ -66,6 +68,20 @@ class Settings:
         "a 401, the health probes apart; not given: no key is asked for",
         metavar="KEY",
     )
+    allowed_origins: tuple[str, ...] = _setting(
+        (),
+        "web origins (`https://chat.example`, or `*` for all) whose scripts may call the server from a "
+        "browser; not given: none",
+        metavar="ORIGIN",
+    )
+    ssl_certfile: str = _setting(
+        "", "a PEM file with the certificate, then its chain: the server speaks TLS only", metavar="FILE"
+    )
+    ssl_keyfile: str = _setting(
+        "",
+        "a PEM file with the certificate's key, not encrypted; not given: it is in the certificate's file",
+        metavar="FILE",
+    )
     runtime_dir: str = _setting(
         "", "folder for the engine's sockets; not given: a fresh temporary one", metavar="DIR"
     )
@@ -75,10 +91,34 @@ class Settings:
     chat_template: str = _setting(
         "", "a file with the chat template to use instead of the model's", metavar="FILE"
     )
+    allow_special_tokens_in_text: bool = _setting(
+        False,
+        "read a control token that a prompt or message spells out as that token, as transformers does; "
+        "whoever may write a text can then forge the turns of others",
+    )
+    tool_call_parser: str = _setting(
+        "auto",
+        "format of the model's tool calls: `auto` by the chat template, `none` not looked for",
+        choices=(
+            "auto", "none", "deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "hermes", "llama3_json",
+            "mistral", "openai", "pythonic", "qwen3_coder",
+        ),
+    )  # fmt: skip
+    reasoning_parser: str = _setting(
+        "auto",
+        "format of the model's reasoning: `auto` by the chat template, `none` not set apart",
+        choices=("auto", "none", "deepseek_r1", "gemma4", "mistral", "openai_gptoss", "qwen3"),
+    )
     generation_config: str = _setting(
         "auto",
         "sampling defaults: `auto` the model's generation_config.json, `none` OpenAI's, or another folder",
         metavar="{auto,none,DIR}",
+    )
+    pooling: str = _setting(
+        "auto",
+        "whose hidden state is a text's embedding: `auto` by the model's sentence-transformers files, else "
+        "the `last` token's of a decoder and the `mean` of an encoder; `cls` is the first one's",
+        choices=("auto", "mean", "last", "cls"),
     )
     dtype: str = _setting(
         "auto",
@@ -219,9 +259,17 @@ class Settings:
                 f"{self.max_num_seqs}: each running request needs a token a step; raise the one or lower "
                 "the other"
             )
-        for name in ("api_key", "served_model_name"):
+        for name in ("api_key", "served_model_name", "allowed_origins"):
             if "" in getattr(self, name):
                 raise SettingError(f"{flag_of(name)} is empty: give a value, or leave the flag out")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise SettingError(
+                    f"--allowed-origins is {origin!r}; an origin is scheme, host and port at most, without a "
+                    "path: https://chat.example, or * for all"
+                )
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise SettingError("--ssl-keyfile needs --ssl-certfile")
         if self.max_model_len == 1:
             raise SettingError("--max-model-len is 1: a prompt's token and an answer's are 2")
         if self.gpu_memory_utilization and (self.kv_cache_memory_bytes or self.num_gpu_blocks_override):

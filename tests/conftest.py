@@ -18,7 +18,7 @@ from tests import inherited_signals, leftovers, skips
 inherited_signals.reset()  # before any child is started
 
 # Settings are read from SERVELITE_*: a developer's own must not reach the tests.
-_KEPT = {"SERVELITE_CACHE", "SERVELITE_TEST_ROUNDS", skips.VARIABLE}
+_KEPT = {"SERVELITE_BASE_URL", "SERVELITE_CACHE", "SERVELITE_TEST_ROUNDS", skips.VARIABLE}
 for name in [name for name in os.environ if name.startswith("SERVELITE_") and name not in _KEPT]:
     del os.environ[name]
 
@@ -71,3 +71,14 @@ def gemma_model() -> Path:
         return gemma_model_path()
     except (Unavailable, OSError) as error:
         pytest.skip(f"the Gemma model cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def minilm_model() -> Path:
+    """A sentence encoder's folder, from the user's cache or fetched into it."""
+    from tests.models.minilm import Unavailable, minilm_path
+
+    try:
+        return minilm_path()
+    except (Unavailable, OSError) as error:
+        pytest.skip(f"the encoder cannot be had: {error}")

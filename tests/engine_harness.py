@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,6 +25,7 @@ from servelite.ipc.messages import (
     KVGroup,
     Load,
     Outputs,
+    Pooling,
     RequestError,
     RunnerFacts,
     SamplingParams,
@@ -33,6 +34,7 @@ from servelite.ipc.messages import (
 )
 from servelite.ipc.progress import ProgressPage
 from servelite.tokenizer.block_hashes import block_hashes
+from servelite.tokenizer.grammar import Grammars
 from servelite.worker.base import ModelRunner
 from servelite.worker.simulated import SimulatedRunner
 
@@ -46,6 +48,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason = FinishReason.NONE
     error: RequestError | None = None
+    vector: bytes = b""
 
 
 @cache
@@ -91,6 +94,7 @@ class MemoryMailbox:
             at += count
             answer.finish = FinishReason(finish)
             answer.error = outputs.errors.get(number)
+            answer.vector = outputs.vectors.get(number, b"")
         assert at == len(tokens)
 
     def clients(self) -> list[int]:
@@ -101,7 +105,12 @@ class Harness:
     """One engine over one runner."""
 
     def __init__(
-        self, settings: Settings, runner: ModelRunner | MultiProcessExecutor, *, epoch: int = 1
+        self,
+        settings: Settings,
+        runner: ModelRunner | MultiProcessExecutor,
+        *,
+        epoch: int = 1,
+        load_grammars: Callable[[], Grammars] | None = None,
     ) -> None:
         """`runner`: one for this process, or what drives those of other processes."""
         self.settings, self.mailbox = settings, MemoryMailbox()
@@ -111,7 +120,9 @@ class Harness:
             else InProcessExecutor(runner, settings.async_depth)
         )
         self.page = shared_page()
-        self.core = build_engine(settings, self.executor, self.mailbox, self.page, epoch=epoch)
+        self.core = build_engine(
+            settings, self.executor, self.mailbox, self.page, epoch=epoch, load_grammars=load_grammars
+        )
         self._numbers = iter(range(1, 1 << 30))
 
     @property
@@ -157,7 +168,9 @@ class Harness:
     def drain(self, limit: int = 100_000) -> None:
         """Turn until nothing is left to do."""
         for _ in range(limit):
-            if not self.mailbox.inbox and self.scheduler.requests.idle and not self.core._in_flight:
+            requests = self.scheduler.requests
+            quiet = requests.idle and not requests.num_parked()
+            if quiet and not self.mailbox.inbox and not self.core._in_flight:
                 break
             self.core.iterate()
         else:
@@ -189,11 +202,21 @@ def simulated_settings(**values: Any) -> Settings:
 
 
 def simulated(
-    *, epoch: int = 1, groups: int = 1, windows: Sequence[int] = (), vocab: int = 1000, **values: Any
+    *,
+    epoch: int = 1,
+    groups: int = 1,
+    windows: Sequence[int] = (),
+    vocab: int = 1000,
+    load_grammars: Callable[[], Grammars] | None = None,
+    pooling: str = "",
+    encoder: bool = False,
+    wrap: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
+    **values: Any,
 ) -> Harness:
     """A harness over the simulated runner: steps take no time, the KV history is verified.
 
-    `groups` full KV groups, and one for each of `windows` (tokens).
+    `groups` full KV groups, and one for each of `windows` (tokens). `pooling`: the kind of vectors it makes.
+    `wrap`: makes the engine's runner of the simulated one.
     """
     settings = simulated_settings(**values)
     per_request = -(-settings.max_model_len // settings.block_size)
@@ -209,8 +232,11 @@ def simulated(
         ),
         dtype="none",
         device="none",
+        pooling=Pooling(pooling, True, 4) if pooling else None,
+        encoder=encoder,
     )
-    return Harness(settings, SimulatedRunner(facts, settings.max_num_seqs, verify=True), epoch=epoch)
+    runner = wrap(SimulatedRunner(facts, settings.max_num_seqs, verify=True))
+    return Harness(settings, runner, epoch=epoch, load_grammars=load_grammars)
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    "vocab.txt",
     "application/json",
     "True",
     "False",

@@ -82,7 +82,9 @@ def test_nothing_is_left_unfinished_and_no_machine_is_named() -> None:
 
 
 def test_the_package_fits_in_one_head() -> None:
-    assert sum(path.read_text().count("\n") for path in python_files("servelite")) < PACKAGE_LINES
+    """Blank lines do not count: they make a file easier to read, not longer to know."""
+    lines = [line for path in python_files("servelite") for line in path.read_text().splitlines()]
+    assert sum(1 for line in lines if line.strip()) < PACKAGE_LINES
 
 
 def test_no_weights_and_no_build_results_are_tracked() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 from servelite.config import Settings
 from servelite.engine.build import build_engine, ready_message
@@ -16,6 +18,9 @@ from servelite.ipc.messages import Boot, ChildReady, RankGroup
 from servelite.ipc.progress import ProgressPage
 from servelite.ipc.sockets import EngineSocket
 from servelite.loader.resolve import resolve_model
+from servelite.tokenizer.grammar import Grammars
+from servelite.tokenizer.model_files import open_model_files, with_tokenizer
+from servelite.tokenizer.tokenizer import load_tokenizer
 from servelite.worker.process import loaded, run_child
 
 _Ledger = list[tuple[str, float]]
@@ -31,7 +36,15 @@ def _serve(boot: Boot, settings: Settings, lifeline: Lifeline, started: float) -
     try:
         ready = ready_message(settings, executor.facts, ledger, index=boot.index, epoch=boot.epoch)
         mailbox = SocketMailbox(sock, lifeline, ready)
-        core = build_engine(settings, executor, mailbox, progress, index=boot.index, epoch=boot.epoch)
+        core = build_engine(
+            settings,
+            executor,
+            mailbox,
+            progress,
+            index=boot.index,
+            epoch=boot.epoch,
+            load_grammars=partial(_load_grammars, settings),
+        )
         loaded()
         lifeline.send(ChildReady(ledger=ready.ledger))
         core.run()
@@ -62,6 +75,14 @@ def _follow_ranks(group: RankGroup, started: float) -> tuple[Executor, _Ledger]:
     executor = MultiProcessExecutor(group)
     assert executor.facts
     return executor, [("imports", began - started), ("ranks", time.monotonic() - began)]
+
+
+def _load_grammars(settings: Settings) -> Grammars:
+    """For the vocabulary that the front ends write text with."""
+    files = open_model_files(resolve_model(settings.model))
+    if settings.tokenizer:
+        files = with_tokenizer(files, Path(settings.tokenizer))
+    return Grammars(load_tokenizer(files))
 
 
 def main() -> int:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from servelite.engine.grammars import bind
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.request import Request
-from servelite.ipc.messages import TOKEN, Add, Kind, RequestError, unpack
+from servelite.ipc.messages import TOKEN, Add, Kind, Pooling, RequestError, unpack
 from servelite.tokenizer.block_hashes import BLOCK_HASH_BYTES
 
 
@@ -25,7 +26,9 @@ class Admission:
     vocab_size: int
     kv: KVCacheManager
     in_flight: int  # tokens that steps in flight may hold: depth times the budget
-    features: tuple[str, ...]  # what the runner can do beside sampling
+    features: tuple[str, ...]  # what engine and runner can do beside sampling
+    pooling: Pooling | None = None
+    encoder: bool = False
 
     def request_of(self, client: int, add: Add, now: float) -> Request | RequestError:
         """The request behind an Add, or why it is refused."""
@@ -45,6 +48,7 @@ class Admission:
         if error is not None:
             return error
         names = add.block_hashes
+        add, constraint = bind(add)
         return Request(
             names=[names[i : i + BLOCK_HASH_BYTES] for i in range(0, len(names), BLOCK_HASH_BYTES)],
             client=client,
@@ -53,13 +57,17 @@ class Admission:
             prompt_len=len(prompt),
             arrived=now,
             deadline=now + add.deadline_ms / 1000 if add.deadline_ms >= 0 else None,
+            constraint=constraint,
+            reads_cache=self.pooling is None or add.kind is Kind.GENERATE or self.pooling.kind == "last",
         )
 
     def _unsupported(self, add: Add) -> RequestError | None:
-        used = [name for name in ("adapter", "grammar", "media") if getattr(add, name)]
+        used = [name for name in ("adapter", "media") if getattr(add, name)]
+        if add.grammar and ("grammar" not in self.features or add.kind is Kind.POOL):
+            used.append("grammar")
         if "logprobs" not in self.features:
             used += [name for name in ("logprobs", "prompt_logprobs") if getattr(add.sampling, name) >= 0]
-        if add.kind is not Kind.GENERATE:
+        if self.encoder if add.kind is Kind.GENERATE else self.pooling is None:
             used.append(add.kind.name.lower())
         if used:
             return RequestError(400, "unsupported", f"this engine does not support: {', '.join(used)}")
@@ -86,7 +94,12 @@ class Admission:
                 f"max_tokens is {answer}; it must be at least 1 and above the {len(produced)} tokens produced"
             )
             return RequestError(400, "invalid_max_tokens", text)
-        if count + answer > self.max_model_len:
+        if add.kind is Kind.POOL and answer != 1:
+            return RequestError(400, "invalid_max_tokens", f"max_tokens is {answer}; for a vector it is 1")
+        if add.kind is Kind.POOL and count > self.max_model_len:
+            text = f"the prompt has {count} tokens, above the model's length of {self.max_model_len}"
+            return RequestError(400, "context_length_exceeded", text)
+        if add.kind is Kind.GENERATE and count + answer > self.max_model_len:
             text = (
                 f"the prompt has {count} tokens and max_tokens is {answer}: together {count + answer}, "
                 f"above the model's length of {self.max_model_len}"

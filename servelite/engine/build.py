@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from servelite import config
 from servelite.engine.admission import Admission
 from servelite.engine.core import EngineCore
+from servelite.engine.grammars import RequestGrammars
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.lifecycle import RequestLifecycle, WaitingLimits
 from servelite.engine.mailbox import Mailbox
@@ -17,6 +18,7 @@ from servelite.engine.scheduler import Scheduler
 from servelite.executor.base import Executor
 from servelite.ipc.messages import CONTRACT_VERSION, Ready, RunnerFacts
 from servelite.ipc.progress import ProgressPage
+from servelite.tokenizer.grammar import Grammars
 
 
 def build_engine(
@@ -27,8 +29,12 @@ def build_engine(
     *,
     index: int = 0,
     epoch: int = 1,
+    load_grammars: Callable[[], Grammars] | None = None,
 ) -> EngineCore:
-    """The core over `executor`, speaking through `mailbox`."""
+    """The core over `executor`, speaking through `mailbox`.
+
+    `load_grammars` reads the vocabulary, when the first grammar comes; None: grammars are refused.
+    """
     facts = executor.facts
     outbox = Outbox(index, epoch)
     kv = KVCacheManager(
@@ -37,7 +43,7 @@ def build_engine(
         facts.block_size,
         settings.max_num_seqs,
         facts.max_model_len,
-        prefix_caching=settings.enable_prefix_caching,
+        prefix_caching=settings.enable_prefix_caching and not facts.encoder,
     )
     requests = RequestLifecycle(
         RowTable(settings.max_num_seqs, facts.max_model_len),
@@ -45,16 +51,26 @@ def build_engine(
         kv,
         make_policy(settings.scheduling_policy),
         outbox,
+        RequestGrammars(load_grammars, facts.vocab_size),
     )
     progress.begin_epoch(epoch)
     return EngineCore(
-        Scheduler(requests, kv, outbox, max_num_batched_tokens=settings.max_num_batched_tokens, epoch=epoch),
+        Scheduler(
+            requests,
+            kv,
+            outbox,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            epoch=epoch,
+            chunked=not facts.encoder,
+        ),
         Admission(
             facts.max_model_len,
             facts.vocab_size,
             kv,
             settings.async_depth * settings.max_num_batched_tokens,
-            facts.features,
+            _features(facts, load_grammars is not None),
+            facts.pooling,
+            facts.encoder,
         ),
         executor,
         mailbox,
@@ -88,6 +104,13 @@ def ready_message(
         device=facts.device,
         executor=settings.executor,
         kv_groups=facts.kv_groups,
-        features=facts.features,
+        features=_features(facts, grammars=True),
         ledger=tuple(ledger),
+        pooling=facts.pooling,
+        encoder=facts.encoder,
     )
+
+
+def _features(facts: RunnerFacts, grammars: bool) -> tuple[str, ...]:
+    """The runner's optional abilities, and the engine's own."""
+    return (*facts.features, "grammar") if grammars else facts.features

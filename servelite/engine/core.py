@@ -65,7 +65,9 @@ class EngineCore:
         if plan is not None:
             self._progress.start_step(plan.step, *scheduler.in_step(plan))
             step = executor.forward(plan)
-            executor.sample(step, None)
+            while plan.needs_masks and in_flight:  # the grammars' rows wait here, not before the forward pass
+                self._complete(in_flight.popleft())
+            executor.sample(step, scheduler.masks(plan) if plan.needs_masks else None)
             in_flight.append(step)
         while in_flight and (len(in_flight) >= self._depth or plan is None):
             self._complete(in_flight.popleft())
@@ -75,7 +77,8 @@ class EngineCore:
         try:
             result = step.result()
         except StepFailedError as error:
-            self._void(step, error)
+            if step.plan.step > self._scheduler.void_to:
+                self._void(step, error)
         else:
             self._scheduler.update(step.plan, result)
             self._progress.complete_step(step.plan.step)
@@ -98,7 +101,9 @@ class EngineCore:
 
     def _take_messages(self, *, block: bool) -> None:
         timeout: float | None = 0.0
-        if block:
+        if block and self._requests.grammars.pending:
+            self._requests.grammars.wait()
+        elif block:
             deadline = self._requests.next_deadline()
             timeout = None if deadline is None else max(0.0, deadline - self._clock())
         for client, event in self._mailbox.receive(timeout):
@@ -133,6 +138,7 @@ class EngineCore:
         while self._in_flight:
             self._complete(self._in_flight.popleft())
         self._requests.shut_down()
+        self._requests.grammars.close()
 
     def _publish(self) -> None:
         """One message to each front end that has something, or whose knowledge of the load is old."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from servelite.engine.grammars import RequestGrammars
 from servelite.engine.invariants import InvariantError
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.outbox import Outbox
@@ -61,6 +62,7 @@ class RequestLifecycle:
         kv: KVCacheManager,
         policy: Policy,
         outbox: Outbox,
+        grammars: RequestGrammars,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rows = rows
@@ -77,8 +79,10 @@ class RequestLifecycle:
         self._kv = kv
         self._policy = policy
         self._outbox = outbox
+        self.grammars = grammars
         self._requests: dict[tuple[int, int], Request] = {}
         self._followers: dict[tuple[int, int], list[Request]] = {}  # parked, by the key they wait for
+        self._compiling: dict[tuple[int, int], Request] = {}  # parked, until their grammar is compiled
         self._arrivals = 0
         self._deadlines = 0  # requests in the queue or parked that have one
 
@@ -129,8 +133,21 @@ class RequestLifecycle:
             self.fail(request, SHUTTING_DOWN)
 
     def _enqueue(self, request: Request) -> None:
+        if self.grammars.must_wait(request):
+            request.state, request.waiting_on = State.PARKED, WaitingOn.GRAMMAR
+            self._compiling[request.key] = request
+            return
         request.state, request.waiting_on = State.WAITING, None
         self.waiting.push(request)
+
+    def unpark_compiled(self) -> None:
+        """Queue the requests whose grammar is ready, and end those whose grammar cannot be used."""
+        for request, error in self.grammars.take():
+            if error is not None:
+                self.fail(request, error)
+            else:
+                del self._compiling[request.key]
+                self._enqueue(request)
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with an error, unless it is over already."""
@@ -153,7 +170,9 @@ class RequestLifecycle:
 
     def leave_queue(self, request: Request) -> None:
         """Take a request out of the queue or its parking place."""
-        if request.state is State.PARKED:
+        if request.waiting_on is WaitingOn.GRAMMAR:
+            del self._compiling[request.key]
+        elif request.state is State.PARKED:
             leader = (request.client, request.add.prefix_of)
             self._followers[leader].remove(request)
             if not self._followers[leader]:
@@ -247,12 +266,12 @@ class RequestLifecycle:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs or waits for a row (what is parked waits for something that runs)."""
+        """Nothing runs or waits for a row (what is parked waits for something that runs, or a grammar)."""
         return not self.order and not len(self.waiting)
 
     def num_parked(self) -> int:
         """Requests that wait for something else than a row."""
-        return sum(len(followers) for followers in self._followers.values())
+        return sum(len(followers) for followers in self._followers.values()) + len(self._compiling)
 
     def at(self, row: int) -> Request:
         """The request that has the row."""

@@ -27,6 +27,7 @@ class _SideTables:
     timings: dict[int, Timings] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
 
 
 class Outbox:
@@ -52,6 +53,10 @@ class Outbox:
     def add_error(self, client: int, number: int, error: RequestError) -> None:
         """The request ended with an error; its finish reason is set at `take`."""
         self._side(client).errors[number] = error
+
+    def add_vector(self, client: int, number: int, vector: bytes) -> None:
+        """The request ended with its prompt's vector (float32)."""
+        self._side(client).vectors[number] = vector
 
     def add_timings(self, client: int, number: int, timings: Timings) -> None:
         """Where the time of a request that ended went."""
@@ -91,21 +96,26 @@ class Outbox:
         )
         counts = np.ones(len(numbers), dtype=TOKEN)
         side = self._sides.get(client, _SideTables())
-        failed = list(side.errors)
+        # Those that end without a token.
+        ended = dict.fromkeys(side.vectors, FinishReason.STOP) | dict.fromkeys(
+            side.errors, FinishReason.ERROR
+        )
+        reasons, nothing = list(ended.values()), np.zeros(len(ended), dtype=TOKEN)
         return Outputs(
             engine=self._engine,
             epoch=self._epoch,
             step=step,
             load=load,
-            requests=pack(np.concatenate([numbers, np.asarray(failed, dtype=NUMBER)]), NUMBER),
-            first_index=pack(np.concatenate([index, np.zeros(len(failed), dtype=TOKEN)])),
-            counts=pack(np.concatenate([counts, np.zeros(len(failed), dtype=TOKEN)])),
-            finish=pack(np.concatenate([finish, np.full(len(failed), FinishReason.ERROR, dtype=FLAG)]), FLAG),
+            requests=pack(np.concatenate([numbers, np.asarray(list(ended), dtype=NUMBER)]), NUMBER),
+            first_index=pack(np.concatenate([index, nothing])),
+            counts=pack(np.concatenate([counts, nothing])),
+            finish=pack(np.concatenate([finish, np.asarray(reasons, dtype=FLAG)]), FLAG),
             tokens=pack(tokens),
             errors=side.errors,
             timings=side.timings,
             logprobs=side.logprobs,
             prompt_logprobs=side.prompt_logprobs,
+            vectors=side.vectors,
         )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from servelite.ipc.messages import Add
 from servelite.ipc.states import State
+from servelite.tokenizer.grammar import Matcher
 
 STOP_COLUMNS: Final = 8
 """Stop tokens of a row that are compared in one vector operation; rows with more are rare."""
@@ -20,6 +21,16 @@ class WaitingOn(enum.StrEnum):
     """What a parked request waits for."""
 
     PREFIX = "prefix"  # another request's prompt, which it shares
+    GRAMMAR = "grammar"  # its grammar, to be compiled
+
+
+@dataclass(slots=True, eq=False)
+class Constraint:
+    """The grammar that a request's answer follows."""
+
+    text: str
+    min_tokens: int  # the request's; the runner is not told of it
+    matcher: Matcher | None = None  # None until it is compiled
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +46,8 @@ class Request:
     deadline: float | None = None  # on the engine's clock
     state: State = State.WAITING
     waiting_on: WaitingOn | None = None
+    constraint: Constraint | None = None
+    reads_cache: bool = True  # False: it needs all of its prompt's hidden states, which no cache has
     row: int = -1
     admitted: float | None = None  # first time a row was given
     first_token: float | None = None
@@ -91,6 +104,8 @@ class RowTable:
     suspect: npt.NDArray[np.bool_] = field(init=False)
     """Rows whose request was in a step that failed, and has had no token since."""
     prompt_logprobs: npt.NDArray[np.bool_] = field(init=False)
+    constrained: npt.NDArray[np.bool_] = field(init=False)
+    """Rows whose answer follows a grammar."""
     stop_ids: npt.NDArray[np.int32] = field(init=False)  # [rows, STOP_COLUMNS], padded with -1
     many_stops: npt.NDArray[np.bool_] = field(init=False)
     tokens: npt.NDArray[np.int32] = field(init=False)  # [rows, max_model_len], touched lazily
@@ -115,6 +130,7 @@ class RowTable:
         self.running = np.zeros(n, dtype=np.bool_)
         self.suspect = np.zeros(n, dtype=np.bool_)
         self.prompt_logprobs = np.zeros(n, dtype=np.bool_)
+        self.constrained = np.zeros(n, dtype=np.bool_)
         self.stop_ids = np.full((n, STOP_COLUMNS), -1, dtype=np.int32)
         self.many_stops = np.zeros(n, dtype=np.bool_)
         self.tokens = np.zeros((n, self.max_model_len), dtype=np.int32)
@@ -141,6 +157,7 @@ class RowTable:
         self.running[row] = True
         self.suspect[row] = request.failed_steps > 0
         self.prompt_logprobs[row] = request.wants_prompt_logprobs
+        self.constrained[row] = request.constraint is not None
         self.stop_ids[row] = -1
         self.stop_ids[row, : min(len(stops), STOP_COLUMNS)] = stops[:STOP_COLUMNS]
         self.many_stops[row] = len(stops) > STOP_COLUMNS

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from servelite.engine.grammars import DEAD_END, OVER, REJECTED
 from servelite.engine.invariants import InvariantError
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.lifecycle import RequestLifecycle
@@ -25,6 +26,7 @@ from servelite.engine.request import STOP_COLUMNS, Request
 from servelite.ipc.messages import (
     FLAG,
     FinishReason,
+    Kind,
     Load,
     NewRow,
     Plan,
@@ -75,7 +77,9 @@ class Scheduler:
         *,
         max_num_batched_tokens: int,
         epoch: int,
+        chunked: bool = True,
     ) -> None:
+        """`chunked`: a prompt may take several steps; if not, none is above the budget."""
         self.requests = requests
         self.kv = kv
         self._rows = requests.rows
@@ -83,12 +87,17 @@ class Scheduler:
         self._outbox = outbox
         self._budget = max_num_batched_tokens
         self._epoch = epoch
+        self._chunked = chunked
         self._step = 0
+        self.void_to = 0
+        """Steps up to this one count for nothing, whatever they give."""
 
     # ------------------------------------------------------------ a step's plan
 
     def schedule(self) -> Plan | None:
         """The next step, or None where nothing can run now."""
+        if self.requests.grammars.pending:
+            self.requests.unpark_compiled()
         self.requests.expire()
         draft = _Draft(self._budget)
         if self.requests.order:
@@ -177,13 +186,15 @@ class Scheduler:
                 return
             # The last token is always computed: its logits are what the answer begins with.
             limit = (len(request.tokens) - 1) // self.kv.block_size
-            if request.wants_prompt_logprobs:
+            if request.wants_prompt_logprobs or not request.reads_cache:
                 limit = 0  # what is not computed has no logits
             hit = self.kv.find_hit(request.names, limit, self._step + 1)
             cached = hit.num_blocks * self.kv.block_size
             want = min(len(request.tokens), request.max_total - 1) - cached
             others = len(self._waiting) > 1 and len(self._rows.free) > 1
-            count = min(want, max(1, draft.budget // 2) if others else draft.budget)
+            count = min(want, max(1, draft.budget // 2) if others and self._chunked else draft.budget)
+            if count < want and not self._chunked:
+                return  # it has the next step's whole budget
             blocks = -(-(cached + count) // self.kv.block_size) - hit.num_blocks
             need = blocks * len(self.kv.groups) + hit.num_free(self.kv.pool)
             if need + reserve > self.kv.num_free:
@@ -222,7 +233,15 @@ class Scheduler:
             block_counts=pack(block_counts.ravel()),
             block_ids=pack(block_ids),
             new_rows=new_rows,
+            needs_masks=bool((columns.constrained[rows] & samples).any()),
         )
+
+    def masks(self, plan: Plan) -> bytes:
+        """The masks that a plan needs; every step before it has completed."""
+        frame, dead = self.requests.grammars.masks(self._rows, plan)
+        for request, error in dead:
+            self.requests.fail(request, error)
+        return frame
 
     def _num_logits(
         self, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], samples: npt.NDArray[np.bool_]
@@ -257,25 +276,31 @@ class Scheduler:
             choice=request.add.choice,
             sampling=request.add.sampling,
             adapter=request.add.adapter,
+            pools=request.add.kind is Kind.POOL,
         )
 
     # ------------------------------------------------------------ a step's result
 
     def update(self, plan: Plan, result: StepResult) -> None:
         """Take in the result of the oldest step in flight."""
+        if plan.step <= self.void_to:
+            return
         columns = self._rows
         planned = unpack(plan.rows)
         sampled = unpack(result.counts) > 0
-        rows, tokens = unpack(result.rows)[sampled], unpack(result.tokens)
-        flags = unpack(result.flags, FLAG)[sampled]
+        reported, tokens = unpack(result.rows), unpack(result.tokens)
+        rows = reported[sampled]
         if (columns.generation[planned] != unpack(plan.generations)).any() or (
             columns.generation[rows] != unpack(result.generations)[sampled]
         ).any():
             raise InvariantError(f"step {plan.step} touches a row that was given away")
         columns.in_flight[planned] -= 1
         columns.num_done[planned] += unpack(plan.num_tokens)
+        for row in reported[(unpack(result.flags, FLAG) & RowFlag.NON_FINITE).astype(bool)].tolist():
+            self._corrupt(row)
         self._note_logprobs(result)
-        self._append(rows, tokens, flags)
+        self._take_vectors(result)
+        self._append(rows, tokens)
         running = planned[columns.running[planned]]
         self.kv.drop_out_of_window(running, columns.num_done[running])
         for row in planned[(columns.in_flight[planned] == 0) & ~columns.running[planned]].tolist():
@@ -293,18 +318,29 @@ class Scheduler:
                 if request is not None and request.state is not State.FINISHING and not request.distrusted:
                     add(request.client, request.add.request, logprobs)
 
-    def _append(
-        self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32], flags: npt.NDArray[np.int8]
-    ) -> None:
+    def _take_vectors(self, result: StepResult) -> None:
+        """The prompts of rows that pool are computed: these end."""
+        for row, vector in result.vectors.items():
+            request = self._rows.requests[row]
+            if request is not None and request.state is not State.FINISHING and not request.distrusted:
+                request.first_token = self.requests.clock()
+                self._outbox.add_vector(request.client, request.add.request, vector)
+                self._outbox.add_timings(request.client, request.add.request, self._timings(request))
+                self.requests.end(request)
+
+    def _append(self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> None:
         """Sampled tokens become known; rows that end with them end."""
         columns = self._rows
-        for row in rows[(flags & RowFlag.NON_FINITE).astype(bool)].tolist():
-            self._corrupt(row)
         live = np.ones(len(rows), dtype=bool)
         for at in np.flatnonzero(~columns.running[rows]):
             request = columns.requests[rows[at]]
             live[at] = request is not None and request.state is State.PREEMPTED and not request.distrusted
         rows, tokens = rows[live], tokens[live]
+        verdicts = self.requests.grammars.advance(columns, rows, tokens)
+        for row in rows[verdicts == REJECTED].tolist():
+            self.requests.fail(self.requests.at(row), DEAD_END)
+        if (verdicts == REJECTED).any():
+            rows, tokens, verdicts = (column[verdicts != REJECTED] for column in (rows, tokens, verdicts))
         known = columns.num_known[rows]
         columns.tokens[rows, known] = tokens
         columns.num_known[rows] = known + 1
@@ -312,6 +348,7 @@ class Scheduler:
         self._forgive(rows)
         index = known - columns.prompt_len[rows]
         finish = self._finish_reasons(rows, tokens)
+        finish[verdicts == OVER] = FinishReason.STOP
         self._outbox.add_tokens(columns.client[rows], columns.number[rows], index, finish, tokens)
         for row in rows[index == 0].tolist():
             self._mark_first_token(self.requests.at(row))
@@ -376,7 +413,8 @@ class Scheduler:
         )
 
     def void_steps(self, first: int) -> None:
-        """Step `first` and all after it gave nothing; none is in flight any more.
+        """Step `first` and all after it gave nothing; none is in flight any more, but for one that waits for
+        its masks: what it gives counts no more.
 
         Every request that runs starts again from what the prefix cache still holds. One whose steps
         keep failing is given up: it may be the cause.
@@ -392,6 +430,7 @@ class Scheduler:
                 self.requests.fail(request, STEP_FAILED)
             else:
                 self.requests.preempt(request.row)
+        self.void_to = self._step
 
     # ------------------------------------------------------------ state for others
 

@@ -24,8 +24,9 @@ _MAX_RETRY_S: Final = 60.0
 class Place:
     """One accepted request's place; given back once, however often `leave` is called."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission: Admission | None = admission
+    def __init__(self, admission: Admission | None) -> None:
+        """`admission`: None for a request that runs in the place of another one."""
+        self._admission = admission
 
     def leave(self) -> None:
         """The request has ended."""
@@ -43,7 +44,7 @@ class Admission:
         self._slots = slots
         self._client = client
         self._max_num_seqs = max_num_seqs
-        self._limit = max_num_seqs + max_waiting
+        self.limit: int = max_num_seqs + max_waiting
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
         slots[client] = 0
 
@@ -59,17 +60,17 @@ class Admission:
             APIError: 503 with Retry-After, as many requests as may run and wait are there; 400, so
                 many can never be there at once.
         """
-        if count > self._limit:
+        if count > self.limit:
             raise bad_request(
-                f"The request asks for {count} answers; this server takes at most {self._limit} at once "
+                f"The request asks for {count} answers; this server takes at most {self.limit} at once "
                 "(prompts times n)",
                 "n",
                 "too_many_answers",
             )
-        if int(self._slots.sum()) + count > self._limit:
+        if int(self._slots.sum()) + count > self.limit:
             raise APIError(
                 503,
-                f"The server is at its limit of {self._limit} requests running and waiting; try again later.",
+                f"The server is at its limit of {self.limit} requests running and waiting; try again later.",
                 code=QUEUE_FULL,
                 headers=(("retry-after", str(self.retry_after())),),
             )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from servelite.frontend.engine_client import EngineClient
+from servelite.frontend.parsers.events import Event
+from servelite.frontend.parsers.parser import AnswerParser
 from servelite.frontend.request import RequestRecord
 from servelite.frontend.sampling import Sampling
+from servelite.frontend.thinking import count_reasoning
 from servelite.ipc.messages import FinishReason
 from servelite.tokenizer.detokenizer import Detokenizer
 from servelite.tokenizer.tokenizer import Tokenizer
@@ -13,10 +16,11 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Answer:
-    """Read with `await next()` until `finish_reason` is set. Always `close` it.
+    """Read with `await next()` (or `await read()`) until `finish_reason` is set. Always `close` it.
 
     Attributes:
         prompt_text: what `echo` shows before it.
+        parser: tells reasoning and calls from content; None: all of it is content.
         completion_tokens: how many tokens it has so far, a stop token or what completes a stop string
             included; what the engine produced beyond a stop string does not count.
     """
@@ -28,8 +32,20 @@ class Answer:
         tokenizer: Tokenizer,
         sampling: Sampling,
         prompt_text: str = "",
+        parser: AnswerParser | None = None,
+        markers: frozenset[int] = frozenset(),
+        reasoning_end: int | None = None,
     ) -> None:
+        """
+        Args:
+            parser: reads the text, by `read`.
+            markers: the control tokens that it has to see.
+            reasoning_end: the token that closes reasoning; None: not known to be one.
+        """
+        self._reasoning_end = reasoning_end
         self._engine = engine
+        self._nothing = sampling.max_tokens == 0  # the engine gives one token, which is not written
+        self._stop_token_ids = sampling.stop_token_ids
         self._include_stop = sampling.include_stop_str_in_output
         self._detokenizer = Detokenizer(
             tokenizer,
@@ -37,7 +53,9 @@ class Answer:
             include_stop=self._include_stop,
             skip_special_tokens=sampling.skip_special_tokens,
             min_tokens=sampling.min_tokens,
+            kept=markers if parser is not None else frozenset(),
         )
+        self.parser = parser
         self.record = record
         self.prompt_text = prompt_text
         self.finish_reason: str | None = None
@@ -54,6 +72,8 @@ class Answer:
         if not record.has_news:
             await record.news()
         tokens = record.take()
+        if self._nothing:
+            tokens.clear()
         self.completion_tokens += len(tokens)
         finish = record.finish
         if finish is FinishReason.STOP and tokens and not self._include_stop:
@@ -67,6 +87,32 @@ class Answer:
             self.finish_reason = "stop"
             self._engine.abort(record, "stop")
         return text
+
+    async def read(self) -> list[Event]:
+        """`next`, by the parser, which there is: what the text means, as far as that is certain."""
+        assert self.parser is not None
+        text = await self.next()
+        events = self.parser.push(text) if text else []
+        if self.finish_reason is not None:
+            events += self.parser.finish()
+            if self.finish_reason == "stop" and self.parser.ends_in_calls:
+                self.finish_reason = "tool_calls"
+        return events
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The client's own stop string or stop token that ended it; None: something else did."""
+        if self._detokenizer.stopped is not None or self.record.finish is not FinishReason.STOP:
+            return self._detokenizer.stopped
+        last = self.record.produced[-1:]
+        return last[0] if last and last[0] in self._stop_token_ids else None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many of its tokens so far are reasoning; None: that cannot be told apart."""
+        if self.parser is None or self._reasoning_end is None:
+            return None
+        return count_reasoning(self.token_ids, self._reasoning_end) if self.parser.has_reasoned else 0
 
     @property
     def token_ids(self) -> list[int]:

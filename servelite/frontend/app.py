@@ -11,12 +11,18 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 import servelite
-from servelite.frontend.body import ClientGone, decode_json, read_body
-from servelite.frontend.errors import APIError
-from servelite.frontend.generation import Generation
+from servelite.frontend.anthropic import request as anthropic
+from servelite.frontend.body import ClientGone
+from servelite.frontend.cors import CrossOrigin
+from servelite.frontend.embeddings import EMBEDDINGS_PATH, Embeddings
+from servelite.frontend.errors import ANTHROPIC_PATH, APIError
+from servelite.frontend.generation import Generation, read_request
 from servelite.frontend.middleware import BodyDiscard, KeyCheck, RequestID
-from servelite.frontend.protocol import BodyRules, read_detokenize, read_tokenize
+from servelite.frontend.openapi import OPENAPI_PATH, openapi_page
+from servelite.frontend.protocol import RENDER_PATH, BodyRules, read_chat, read_detokenize, read_tokenize
+from servelite.frontend.responses import request as responses
 from servelite.frontend.service import Service
+from servelite.frontend.translated import TranslatedChat, renamed
 from servelite.observability.metrics import CONTENT_TYPE
 
 _T = TypeVar("_T")
@@ -30,12 +36,21 @@ def make_app(service: Service) -> FastAPI:
     if service.settings.api_key:
         app.add_middleware(KeyCheck, keys=service.settings.api_key, refused=service.metrics.refused)
     app.add_middleware(BodyDiscard, limit=service.settings.max_body_bytes)
+    if service.settings.allowed_origins:
+        app.add_middleware(CrossOrigin, origins=service.settings.allowed_origins)
     app.add_middleware(RequestID)  # added last: it is outermost, so that refusals have an ID too
-    for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
-        app.router.routes.append(Route(path, Generation(service, chat=chat), methods=["POST"]))
+    for path, endpoint in (
+        ("/v1/chat/completions", Generation(service, chat=True)),
+        ("/v1/completions", Generation(service, chat=False)),
+        (EMBEDDINGS_PATH, Embeddings(service)),
+        ("/v1/responses", TranslatedChat(service, responses.read_response, responses.NAMES)),
+        (ANTHROPIC_PATH, TranslatedChat(service, anthropic.read_message_request, anthropic.NAMES)),
+    ):
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     _add_models(app, service)
     _add_tokenizing(app, service)
     _add_health(app, service)
+    _add_page(app, service)
     _add_errors(app, service)
     return app
 
@@ -44,8 +59,9 @@ def _json(status: int, value: Any, headers: dict[str, str] | None = None) -> Res
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-def _error(error: APIError) -> Response:
-    return Response(error.body(), error.status, dict(error.headers), "application/json")
+def _error(request: Request, error: APIError) -> Response:
+    body = error.body_for(request.url.path)
+    return Response(body, error.status, dict(error.headers), "application/json")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -71,12 +87,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_tokenizing(app: FastAPI, service: Service) -> None:
-    """vLLM's `/tokenize` and `/detokenize`."""
+    """vLLM's `/tokenize`, `/detokenize`, and a chat's dry run: the prompt that it would be."""
 
     async def read(request: Request, reader: Callable[[Any, BodyRules], _T]) -> _T:
-        reading = read_body(request.scope, request.receive, service.settings.max_body_bytes)
-        body = await service.lifecycle.arrival(reading)
-        return await service.preparation.parse(lambda: reader(decode_json(body), service.rules), len(body))
+        return await read_request(
+            service, request.scope, request.receive, lambda body: reader(body, service.rules)
+        )
 
     async def tokenize(request: Request) -> Response:
         asked = await read(request, read_tokenize)
@@ -102,12 +118,35 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
             },
         )
 
+    async def render(request: Request) -> Response:
+        asked = await read(request, read_chat)
+        service.check_model(asked.model)
+        text, tokens = await service.preparation.rendered(asked.messages, asked.template)
+        return _json(
+            200,
+            {
+                "prompt": text,
+                "prompt_token_ids": tokens,
+                "count": len(tokens),
+                "max_model_len": service.facts.max_model_len,
+            },
+        )
+
+    async def count(request: Request) -> Response:
+        with renamed(anthropic.NAMES):
+            asked = await read(request, anthropic.read_count)
+            service.check_model(asked.model)
+            _, tokens = await service.preparation.rendered(asked.messages, asked.template)
+        return _json(200, {"input_tokens": len(tokens)})
+
     async def detokenize(request: Request) -> Response:
         asked = await read(request, read_detokenize)
         if asked.model is not None:
             service.check_model(asked.model)
         return _json(200, {"prompt": await service.preparation.detokenize(asked.tokens)})
 
+    app.add_api_route(f"{ANTHROPIC_PATH}/count_tokens", count, methods=["POST"])
+    app.add_api_route(RENDER_PATH, render, methods=["POST"])
     app.add_api_route("/tokenize", tokenize, methods=["POST"])
     app.add_api_route("/detokenize", detokenize, methods=["POST"])
 
@@ -133,13 +172,29 @@ def _add_health(app: FastAPI, service: Service) -> None:
     app.add_api_route("/metrics", metrics)
 
 
+def _add_page(app: FastAPI, service: Service) -> None:
+    """Added last: it describes every route."""
+
+    async def page(request: Request) -> Response:
+        return Response(body, media_type="application/json")
+
+    app.add_api_route(OPENAPI_PATH, page)
+    settings = service.settings
+    body = openapi_page(
+        app.routes,
+        keys=bool(settings.api_key),
+        passes_unknown=settings.unknown_fields == "warn",
+        defaults=service.sampling_defaults,
+    )
+
+
 def _add_errors(app: FastAPI, service: Service) -> None:
     """Every error has OpenAI's body, those of the framework too."""
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, APIError)
         service.metrics.refused(error.code or str(error.status))
-        return _error(error)
+        return _error(request, error)
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
@@ -147,10 +202,11 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return _error(APIError(error.status_code, text, headers=tuple((error.headers or {}).items())))
+        headers = tuple((error.headers or {}).items())
+        return _error(request, APIError(error.status_code, text, headers=headers))
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        return _error(APIError(500, "The server met an unexpected error; its log has the details."))
+        return _error(request, APIError(500, "The server met an unexpected error; its log has the details."))
 
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(ClientGone, gone)

@@ -14,6 +14,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _ESCAPES: Final = re.compile(  # up to the first half of a surrogate pair that stands alone
     rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F])[\s\S])*+"
@@ -123,6 +124,6 @@ async def send_json(send: Send, status: int, body: bytes, headers: tuple[tuple[s
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: APIError) -> None:
-    """An error as a whole answer."""
-    await send_json(send, error.status, error.body(), error.headers)
+async def send_error(send: Send, error: APIError, path: str) -> None:
+    """An error as a whole answer to a request for `path`."""
+    await send_json(send, error.status, error.body_for(path), error.headers)

@@ -59,6 +59,7 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._active: dict[int, RequestRecord] = {}
         self._lost: set[int] = set()  # of these, those that the engine does not know
+        self._down = False  # the engine is dead, and the next one is not to be given new requests yet
         self._awaited: set[int] = set()  # of those resubmitted, those of whose next token `passed` is told
         self.passed: Callable[[list[int]], None] = _nobody
         """Told of each awaited or lost request that has had a token or has ended."""
@@ -101,10 +102,13 @@ class EngineClient:
         return self._numbers
 
     def submit(self, add: Add, place: Place) -> RequestRecord:
-        """Start a request; its place is given back when it ends."""
+        """Start a request; its place is given back when it ends. Without an engine, it waits for the next."""
         record = RequestRecord(add, place)
         self._active[record.number] = record
-        self._send(record.first_message())
+        if self._down:
+            self._lost.add(record.number)
+        else:
+            self._send(record.first_message())
         if record.choice == 0:
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
         return record
@@ -141,6 +145,7 @@ class EngineClient:
 
     def lose(self) -> None:
         """The engine is dead: every unfinished request is lost."""
+        self._down = True
         self._lost = set(self._active)
         self._awaited.clear()
 
@@ -149,6 +154,7 @@ class EngineClient:
 
         Of those named, `passed` is told when they have had a token, or have ended.
         """
+        self._down = self._down and numbers is not None
         chosen = self._lost.intersection(numbers) if numbers is not None else set(self._lost)
         if numbers is not None:
             self._awaited.update(chosen)
@@ -198,7 +204,7 @@ class EngineClient:
         """Hand a step's tokens to their requests; each consumer is woken once."""
         self._metrics.engine.load = outputs.load
         # A chunk of a prompt has logprobs and no token: the tables come first, whatever the columns hold.
-        if outputs.logprobs or outputs.prompt_logprobs or outputs.timings:
+        if outputs.logprobs or outputs.prompt_logprobs or outputs.vectors or outputs.timings:
             self._take_side_tables(outputs)
         numbers = unpack(outputs.requests, NUMBER).tolist()
         if not numbers:
@@ -241,6 +247,9 @@ class EngineClient:
                     except ValueError as error:  # a gap: this request is lost, the others are not
                         self.abort(record, "error")
                         record.fail(APIError(500, f"The engine lost {error}", code="engine_error"))
+        for number, vector in outputs.vectors.items():
+            if (record := self._active.get(number)) is not None:
+                record.vector = vector
         for number, timings in outputs.timings.items():
             if (record := self._active.get(number)) is not None:
                 record.note_cached(timings.cached_tokens)

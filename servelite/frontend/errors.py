@@ -7,8 +7,18 @@ from typing import Any, Final
 import msgspec
 
 from servelite.ipc.messages import RequestError
+from servelite.observability.logs import REQUEST_ID
 
 QUEUE_FULL: Final = "queue_full"
+ANTHROPIC_PATH: Final = "/v1/messages"  # and what lies below it: the errors there are Anthropic's
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class APIError(Exception):
@@ -44,6 +54,19 @@ class APIError(Exception):
             "code": self.code,
         }
         return msgspec.json.encode({"error": error})
+
+    def anthropic_body(self) -> bytes:
+        """The same as Anthropic's API writes it. Its SDKs look at the status, `type` and `error_code`."""
+        kind = "api_error" if self.status >= 500 else "invalid_request_error"
+        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
+        if self.code is not None:
+            error["details"] = {"error_code": self.code}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": REQUEST_ID.get() or None})
+
+    def body_for(self, path: str) -> bytes:
+        """The body in the words of the API that the path of the request belongs to."""
+        ours = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+        return self.anthropic_body() if ours else self.body()
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:

@@ -1,21 +1,26 @@
 """How one request field is declared: its type and bounds, default and meaning.
 
-A declaration parses and validates the field (`Field.read`) and describes it (`field_table`), so that
-the check and the documentation cannot differ. null means absent, as in OpenAI's API.
+A declaration parses and validates the field (`Field.read`) and describes it (`field_table`, and for the
+OpenAPI page `Type.schema`), so that the check and the documentation cannot differ. null means absent, as in
+OpenAI's API.
 """
 
 from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from servelite.frontend.errors import bad_request
 
 SHOWN: Final = 60  # characters of a bad value that an error repeats
 MAX_TOKEN_ID: Final = (1 << 31) - 1
+
+
+Schema = dict[str, Any]
+"""A JSON Schema (2020-12)."""
 
 
 class Type(Protocol):
@@ -27,6 +32,10 @@ class Type(Protocol):
 
     def describe(self) -> str:
         """In words, for the table of fields."""
+        ...
+
+    def schema(self) -> Schema:
+        """As a JSON Schema: whatever `read` takes fits it, and what does not fit `read` refuses."""
         ...
 
 
@@ -70,6 +79,13 @@ def refuse_unknown(name: str) -> None:
     raise bad_request(f"Unknown field {shown(name)}", name[:SHOWN], "unknown_field")
 
 
+def check_names(path: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises `APIError` (400) for a field of the object at `path` that is not known; null is absence."""
+    for name in value:
+        if name not in known and value[name] is not None:
+            raise bad_request(f"Unknown field {path}.{name[:64]}", f"{path}.{name[:64]}", "unknown_field")
+
+
 def shown(value: Any) -> str:
     """`value` as an error repeats it, shortened."""
     if isinstance(value, str):
@@ -99,6 +115,9 @@ class Integer:
     def describe(self) -> str:
         return f"integer, {self.low} to {self.high}"
 
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
 
 @dataclass(frozen=True)
 class Number:
@@ -121,6 +140,10 @@ class Number:
     def describe(self) -> str:
         return f"number, {'above ' if self.above_low else ''}{self.low:g} to {self.high:g}"
 
+    def schema(self) -> Schema:
+        low = "exclusiveMinimum" if self.above_low else "minimum"
+        return {"type": "number", low: self.low, "maximum": self.high}
+
 
 @dataclass(frozen=True)
 class Boolean:
@@ -133,6 +156,9 @@ class Boolean:
 
     def describe(self) -> str:
         return "boolean"
+
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
 
 
 @dataclass(frozen=True)
@@ -150,6 +176,9 @@ class String:
 
     def describe(self) -> str:
         return f"string, at most {self.max_chars} characters"
+
+    def schema(self) -> Schema:
+        return {"type": "string", "maxLength": self.max_chars}
 
 
 @dataclass(frozen=True)
@@ -173,6 +202,10 @@ class Strings:
     def describe(self) -> str:
         return f"string or list of at most {self.max_items}, {self.max_chars} characters each"
 
+    def schema(self) -> Schema:
+        text = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
+        return {"anyOf": [text, {"type": "array", "items": text, "maxItems": self.max_items}]}
+
 
 @dataclass(frozen=True)
 class TokenIDs:
@@ -193,6 +226,10 @@ class TokenIDs:
 
     def describe(self) -> str:
         return f"list of {self.least} to {self.max_items} token IDs"
+
+    def schema(self) -> Schema:
+        ids = Integer(0, MAX_TOKEN_ID).schema()
+        return {"type": "array", "items": ids, "minItems": self.least, "maxItems": self.max_items}
 
 
 @dataclass(frozen=True)
@@ -220,6 +257,14 @@ class TokenBias:
     def describe(self) -> str:
         return f"object, token ID to {self.low:g} to {self.high:g}, at most {self.max_items}"
 
+    def schema(self) -> Schema:
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": f"^[0-9]{{1,{len(str(MAX_TOKEN_ID))}}}$"},
+            "additionalProperties": Number(self.low, self.high).schema(),
+            "maxProperties": self.max_items,
+        }
+
 
 @dataclass(frozen=True)
 class JSONObject:
@@ -239,6 +284,9 @@ class JSONObject:
 
     def describe(self) -> str:
         return f"object, nested at most {self.max_depth} deep"
+
+    def schema(self) -> Schema:
+        return {"type": "object"}
 
 
 def _inner(value: Any) -> list[Any]:
@@ -263,10 +311,7 @@ class Object:
     def read(self, path: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise bad_request(f"{path} must be an object, not {shown(value)}", path)
-        known = {f.name for f in self.fields}
-        for name in value:
-            if name not in known and value[name] is not None:
-                raise bad_request(f"Unknown field {path}.{name[:64]}", f"{path}.{name[:64]}", "unknown_field")
+        check_names(path, value, {f.name for f in self.fields})
         return {
             f.name: f.default if value.get(f.name) is None else f.type.read(f"{path}.{f.name}", value[f.name])
             for f in self.fields
@@ -274,6 +319,9 @@ class Object:
 
     def describe(self) -> str:
         return "object with " + ", ".join(f.name for f in self.fields)
+
+    def schema(self) -> Schema:
+        return object_schema(self.fields)
 
 
 @dataclass(frozen=True)
@@ -285,6 +333,9 @@ class Harmless:
 
     def describe(self) -> str:
         return "anything"
+
+    def schema(self) -> Schema:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -307,6 +358,44 @@ class Only:
     def describe(self) -> str:
         return "only " + ", ".join(_json(v) for v in self.values) if self.values else "not supported"
 
+    def schema(self) -> Schema:
+        return {"enum": list(self.values)}
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several words."""
+
+    values: tuple[str, ...]
+
+    def read(self, path: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in self.values:
+            raise bad_request(f"{path} is {shown(value)}; it must be one of: {', '.join(self.values)}", path)
+        return value
+
+    def describe(self) -> str:
+        return "one of " + ", ".join(f"`{value}`" for value in self.values)
+
+    def schema(self) -> Schema:
+        return {"type": "string", "enum": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that cannot be served; `reason`: why not, or what to send instead."""
+
+    reason: str
+    code: str = "unsupported_value"
+
+    def read(self, path: str, value: Any) -> None:
+        raise bad_request(f"{path} is not supported: {self.reason}", path, self.code)
+
+    def describe(self) -> str:
+        return f"not supported: {self.reason}"
+
+    def schema(self) -> Schema:
+        return {"type": "null"}
+
 
 @dataclass(frozen=True)
 class Custom:
@@ -314,12 +403,16 @@ class Custom:
 
     reader: Callable[[str, Any], Any]
     words: str
+    accepts: Schema = field(default_factory=dict)
 
     def read(self, path: str, value: Any) -> Any:
         return self.reader(path, value)
 
     def describe(self) -> str:
         return self.words
+
+    def schema(self) -> Schema:
+        return self.accepts
 
 
 def read_fields(
@@ -349,6 +442,33 @@ def read_fields(
         if value is REQUIRED:
             raise bad_request(f"You must provide the field {name}", name, "missing_field")
     return values
+
+
+def object_schema(fields: Sequence[Field], defaults: Mapping[str, Any] = NO_DEFAULTS) -> Schema:
+    """The schema of an object with these fields: null is absence, of other names too.
+
+    Args:
+        defaults: values that replace the declared defaults.
+    """
+    properties = {}
+    for f in fields:
+        schema, default = f.type.schema(), defaults.get(f.name, f.default)
+        given = {} if default in (REQUIRED, None, (), "") else {"default": default}
+        schema = schema if f.default is REQUIRED else nullable(schema)
+        properties[f.name] = schema | {"description": f.meaning} | given
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [f.name for f in fields if f.default is REQUIRED],
+        "additionalProperties": {"type": "null"},
+    }
+
+
+def nullable(schema: Schema) -> Schema:
+    """What fits a schema, or null."""
+    if isinstance(kind := schema.get("type"), str) and "enum" not in schema:
+        return schema | {"type": list(dict.fromkeys([kind, "null"]))}
+    return {"anyOf": [schema, {"type": "null"}]} if schema else {}
 
 
 def field_table(fields: Sequence[Field]) -> str:

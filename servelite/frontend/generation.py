@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from servelite.frontend.answer import Answer
 from servelite.frontend.body import (
@@ -20,10 +21,15 @@ from servelite.frontend.body import (
 )
 from servelite.frontend.chunks import AnswerHead, whole_answer
 from servelite.frontend.errors import APIError
+from servelite.frontend.parsers.assembled import Assembled
+from servelite.frontend.parsers.events import Event
 from servelite.frontend.protocol import ChatRequest, CompletionRequest, read_chat, read_completion
-from servelite.frontend.service import Service
+from servelite.frontend.request import RequestRecord
+from servelite.frontend.service import Reading, Service
 from servelite.frontend.streaming import AnswerStream
 from servelite.frontend.writing import ChoiceWriter, usage_of
+
+_T = TypeVar("_T")
 
 
 class Generation:
@@ -34,33 +40,37 @@ class Generation:
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        try:
-            service.lifecycle.check()
-            with service.lifecycle.answering():
-                # A task of its own: what is woken once a token is three frames deep, not fifteen.
-                await asyncio.create_task(self._answer(scope, receive, send))
-        except ClientGone:
-            pass
-        except APIError as error:
-            service.metrics.refused(error.code or str(error.status))
-            await send_error(send, error)
+        await generating(self._service, scope, send, self._read_and_answer(scope, receive, send))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(await read_request(self._service, scope, receive, self._read), receive, send)
+
+    async def answer(self, request: ChatRequest | CompletionRequest, receive: Receive, send: Send) -> None:
+        """Send the answer to a request whose body has been read.
+
+        Raises:
+            APIError: it is refused, or has failed before anything was sent.
+            ClientGone: nobody waits for it any more.
+        """
         service = self._service
-        reading = read_body(scope, receive, service.settings.max_body_bytes)
-        body = await service.lifecycle.arrival(reading)
-        request = await service.preparation.parse(lambda: self._read(body), len(body))
         service.check_model(request.model)
         if isinstance(request, ChatRequest):
             answers = await service.chat(
-                request.messages, request.sampling, request.options, request.template
+                request.messages,
+                request.sampling,
+                request.options,
+                request.template,
+                Reading(request.tools, request.include_reasoning, request.thinking_token_budget),
             )
         else:
             answers = await service.complete(
-                request.prompts, request.sampling, request.options, echo=request.form.echo
+                request.prompts,
+                request.sampling,
+                request.options,
+                echo=request.form.echo,
+                add_special_tokens=request.add_special_tokens,
             )
-        watch = asyncio.create_task(_watch(receive, answers))
+        watching = asyncio.create_task(watch(receive, [answer.record for answer in answers]))
         head = AnswerHead(
             self._chat,
             ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex,
@@ -76,15 +86,13 @@ class Generation:
             else:
                 await self._whole(request, answers, head, send)
         finally:
-            watch.cancel()
+            watching.cancel()
             for answer in answers:
                 answer.close()
 
-    def _read(self, body: bytes) -> ChatRequest | CompletionRequest:
+    def _read(self, body: Any) -> ChatRequest | CompletionRequest:
         rules = self._service.rules
-        return (
-            read_chat(decode_json(body), rules) if self._chat else read_completion(decode_json(body), rules)
-        )
+        return read_chat(body, rules) if self._chat else read_completion(body, rules)
 
     async def _whole(
         self,
@@ -94,16 +102,41 @@ class Generation:
         send: Send,
     ) -> None:
         form, choices, more = request.form, [], {}
-        for answer, text in zip(answers, await _read_all(answers), strict=True):
+        for answer, read in zip(answers, await _read_all(answers), strict=True):
             writer = ChoiceWriter(answer, form, request.sampling, self._service.tokenizer, chat=self._chat)
-            choices.append(writer.whole(text))
+            choices.append(writer.whole(read))
             if self._chat and answer is answers[0]:  # the choices of a chat have one prompt
                 more = writer.prompt_fields()
         await send_json(send, 200, whole_answer(head, choices, usage_of(answers), more))
 
 
-async def _read_all(answers: Sequence[Answer]) -> list[str]:
-    """The texts of all answers, complete; the first failure is told at once."""
+async def generating(service: Service, scope: Scope, send: Send, work: Coroutine[Any, Any, None]) -> None:
+    """Run the `work` of a generating route; what it raises is the answer."""
+    try:
+        try:
+            service.lifecycle.check()
+        except APIError:
+            work.close()
+            raise
+        with service.lifecycle.answering():
+            # A task of its own: what is woken once a token is three frames deep, not fifteen.
+            await asyncio.create_task(work)
+    except ClientGone:
+        pass
+    except APIError as error:
+        service.metrics.refused(error.code or str(error.status))
+        await send_error(send, error, scope["path"])
+
+
+async def read_request(service: Service, scope: Scope, receive: Receive, read: Callable[[Any], _T]) -> _T:
+    """What `read` makes of the request's body, decoded; raises `APIError` and `ClientGone`."""
+    reading = read_body(scope, receive, service.settings.max_body_bytes)
+    body = await service.lifecycle.arrival(reading)
+    return await service.preparation.parse(lambda: read(decode_json(body)), len(body))
+
+
+async def _read_all(answers: Sequence[Answer]) -> list[Assembled]:
+    """All answers, complete; the first failure is told at once."""
     if len(answers) == 1:
         return [await _read(answers[0])]
     tasks = [asyncio.create_task(_read(answer)) for answer in answers]
@@ -115,16 +148,21 @@ async def _read_all(answers: Sequence[Answer]) -> list[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(answer: Answer) -> str:
+async def _read(answer: Answer) -> Assembled:
+    if answer.parser is not None:
+        events: list[Event] = []
+        while answer.finish_reason is None:
+            events += await answer.read()
+        return Assembled.of(events)
     texts = []
     while answer.finish_reason is None:
         texts.append(await answer.next())
-    return "".join(texts)
+    return Assembled("".join(texts))
 
 
-async def _watch(receive: Receive, answers: Sequence[Answer]) -> None:
-    """Tell the answers when the client is gone. The body has been read: nothing else can come."""
+async def watch(receive: Receive, records: Iterable[RequestRecord]) -> None:
+    """Tell the records when the client is gone. The body has been read: nothing else can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    for answer in answers:
-        answer.record.client_gone()
+    for record in records:
+        record.client_gone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -140,8 +141,8 @@ class _Connection(HttpToolsProtocol):
 class HTTPServer(uvicorn.Server):
     """Serves `app` on a listening socket until `stop`; the launcher's word decides, not signals."""
 
-    def __init__(self, app: Any, timeout_keep_alive: int) -> None:
-        """`timeout_keep_alive`: seconds that a connection may be idle."""
+    def __init__(self, app: Any, timeout_keep_alive: int, tls: ssl.SSLContext | None = None) -> None:
+        """`timeout_keep_alive`: seconds that a connection may be idle; `tls` None: plain HTTP."""
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -153,6 +154,8 @@ class HTTPServer(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=timeout_keep_alive,
         )
+        config.load()
+        config.ssl = tls
         super().__init__(config)
         self.server_state = _ServerState()
         self._stop = asyncio.Event()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
+
+import msgspec
 
 from servelite.ipc.messages import TokenLogprobs
 from servelite.tokenizer.detokenizer import Detokenizer
@@ -13,11 +16,16 @@ from servelite.tokenizer.tokenizer import Tokenizer
 LEAST: Final = -9999.0
 """What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
 
+Logprobs = msgspec.Raw | dict[str, Any]
+"""A choice's `logprobs`: the JSON of a chat's, which is written once a token; or as a value."""
+
+_encode: Final = msgspec.json.encode
+
 
 class LogprobTable:
     """Logprobs of consecutive tokens, in the order of the tokens: each entry once, none missing.
 
-    Kept as the engine sends them, in columns of bytes: nothing is unpacked before it is asked for.
+    Kept in columns, as the engine sends them: nothing is taken out before it is asked for.
 
     Attributes:
         first: index of the first token that has an entry (a prompt's is 1: its first token follows none).
@@ -28,9 +36,9 @@ class LogprobTable:
     def __init__(self, first: int) -> None:
         self.first = first
         self._k = 0  # likeliest alternatives of each token: as many as were asked for
-        self._chosen = bytearray()  # float32, each token's own logprob
-        self._ids = bytearray()  # int32, k a token
-        self._values = bytearray()  # float32, k a token
+        self._chosen = array("f")  # each token's own logprob
+        self._ids = array("i")  # k a token
+        self._values = array("f")  # k a token
 
     def take(self, part: TokenLogprobs) -> None:
         """Append what is new of `part`.
@@ -38,49 +46,52 @@ class LogprobTable:
         Raises:
             ValueError: there is a gap.
         """
-        known = self.first + len(self._chosen) // 4 - part.first_index
+        known = self.first + len(self._chosen) - part.first_index
         chosen, ids, values, self._k = part.chosen, part.ids, part.values, part.k
         if known:  # else, as nearly always, all of them are new
             if known < 0:
                 raise ValueError(f"the logprobs of {-known} tokens before token {part.first_index}")
             bytes_known = 4 * known * part.k
             chosen, ids, values = chosen[4 * known :], ids[bytes_known:], values[bytes_known:]
-        self._chosen += chosen
-        self._ids += ids
-        self._values += values
+        self._chosen.frombytes(chosen)
+        self._ids.frombytes(ids)
+        self._values.frombytes(values)
 
     def at(self, index: int) -> tuple[float, list[int], list[float]] | None:
         """(own logprob, likeliest IDs, their logprobs) of token `index`, None where it has none."""
         place = index - self.first
-        if not 0 <= place < len(self._chosen) // 4:
+        if not 0 <= place < len(self._chosen):
             return None
-        k, begin = self._k, 4 * self._k * place
-        (own,) = struct.unpack_from("<f", self._chosen, 4 * place)
-        values = struct.unpack_from(f"<{k}f", self._values, begin)
+        own, of_token = self._chosen[place], slice(self._k * place, self._k * (place + 1))
         return (
-            max(own, LEAST),
-            list(struct.unpack_from(f"<{k}i", self._ids, begin)),
-            [max(value, LEAST) for value in values],
+            own if own > LEAST else LEAST,
+            self._ids[of_token].tolist(),
+            [value if value > LEAST else LEAST for value in self._values[of_token]],
         )
 
 
-def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token)
-    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
+@lru_cache(maxsize=1 << 15)
+def _begun(piece: str | bytes) -> bytes:
+    """A token's entry up to its log probability."""
+    data = piece.encode() if isinstance(piece, str) else piece
+    fields = {"token": data.decode(errors="replace"), "bytes": list(data)}
+    return _encode(fields)[:-1] + b',"logprob":'
 
 
 def chat_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[int], table: LogprobTable, start: int
-) -> dict[str, Any]:
+) -> msgspec.Raw:
     """The `logprobs` of a chat's choice, for `tokens`, the first of which is token `start`."""
-    content = []
+    piece, content = tokenizer.piece, []
     for index, token in enumerate(tokens, start):
         found = table.at(index)
         if found is not None:
             own, ids, values = found
-            tops = [_entry(tokenizer, *pair) for pair in zip(ids, values, strict=True)]
-            content.append(_entry(tokenizer, token, own) | {"top_logprobs": tops})
-    return {"content": content, "refusal": None}
+            number, *numbers = _encode((own, *values))[1:-1].split(b",")
+            tops = [_begun(piece(top)) + value + b"}" for top, value in zip(ids, numbers, strict=True)]
+            told = _begun(piece(token)) + number + b',"top_logprobs":[' + b",".join(tops) + b"]}"
+            content.append(told)
+    return msgspec.Raw(b'{"content":[' + b",".join(content) + b'],"refusal":null}')
 
 
 class LegacyLogprobs:
@@ -102,7 +113,7 @@ class LegacyLogprobs:
         texts, own, tops, offsets = [], [], [], []
         for index, token in enumerate(tokens, start):
             found = table.at(index)
-            texts.append(_legacy_token(self._tokenizer, token))
+            texts.append(_legacy_text(self._tokenizer.piece(token)))
             own.append(None if found is None else found[0])
             tops.append(None if found is None else self._tops(token, *found))
             offsets.append(self._offset)
@@ -111,8 +122,9 @@ class LegacyLogprobs:
 
     def _tops(self, token: int, own: float, ids: list[int], values: list[float]) -> dict[str, float]:
         """The likeliest tokens and the chosen one, which may make one more."""
-        tops = {_legacy_token(self._tokenizer, i): v for i, v in zip(ids, values, strict=True)}
-        tops.setdefault(_legacy_token(self._tokenizer, token), own)
+        piece = self._tokenizer.piece
+        tops = {_legacy_text(piece(i)): value for i, value in zip(ids, values, strict=True)}
+        tops.setdefault(_legacy_text(piece(token)), own)
         return tops
 
 
@@ -121,13 +133,9 @@ def join_legacy(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}
 
 
-def _legacy_token(tokenizer: Tokenizer, token: int) -> str:
+def _legacy_text(piece: str | bytes) -> str:
     """A token's text; one that is no whole character as OpenAI writes it, so that no two are alike."""
-    data = tokenizer.token_bytes(token)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    return piece if isinstance(piece, str) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 def prompt_logprobs(

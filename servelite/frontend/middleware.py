@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from servelite.frontend.body import Message, Receive, Scope, Send, send_error
+from servelite.frontend.body import ASGIApp, Message, Receive, Scope, Send, send_error
 from servelite.frontend.errors import unauthorized
+from servelite.observability.logs import REQUEST_ID
 
 _HEADER: Final = b"x-request-id"
 _ACCEPTED: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -21,13 +22,12 @@ DISCARD_S: Final = 2.0  # for the rest of a body that is refused unread
 DISCARD_BYTES: Final = 64 << 20  # of it that are read after an answer that ends the connection
 _CLOSE: Final = (b"connection", b"close")
 
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 class RequestID:
     """Answers every request with its `X-Request-Id`: the client's own, or a new one.
 
-    An ID that is no short printable word is replaced: it goes into headers and logs.
+    An ID that is no short printable word is replaced: it goes into headers, and into what this front
+    end logs while it works on the request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -39,6 +39,7 @@ class RequestID:
             return
         given = next((value for name, value in scope["headers"] if name == _HEADER), b"")
         request_id = given if _ACCEPTED.fullmatch(given) else uuid.uuid4().hex.encode()
+        REQUEST_ID.set(request_id.decode())  # of this request's task, and of those it makes
 
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
@@ -114,7 +115,10 @@ class BodyDiscard:
 
 
 class KeyCheck:
-    """Answers 401 unless `Authorization: Bearer` has one of the keys; the health probes need none."""
+    """Answers 401 unless `Authorization: Bearer` (or Anthropic's `X-Api-Key`) has one of the keys.
+
+    Every path is guarded but the health probes, those too that do not exist.
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[str], None]) -> None:
         """`refused` is told the code of each refusal."""
@@ -128,11 +132,13 @@ class KeyCheck:
             return
         error = unauthorized()
         self._refused(error.code or "")
-        await send_error(send, error)
+        await send_error(send, error, scope["path"])
 
     def _knows(self, scope: Scope) -> bool:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, given = header.partition(b" ")
+        headers = dict(reversed(scope["headers"]))  # of several alike the first counts
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = [bearer.strip()] if scheme.lower() == b"bearer" else []
+        given.append(headers.get(b"x-api-key", b""))
         # Every key is compared to its end: the time taken tells nothing about any of them.
-        matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [hmac.compare_digest(one, key) for one in given for key in self._keys]
+        return any(matches)

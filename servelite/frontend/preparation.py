@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from servelite.frontend.errors import QUEUE_FULL, APIError, bad_request, context_too_long, text_too_long
-from servelite.frontend.prompts import Message, Prompt
-from servelite.frontend.protocol import TemplateOptions
+from servelite.frontend.grammars import CHECK_SECONDS, GrammarCheck, too_slow
+from servelite.frontend.parsers.formats import FALLBACK, Begin, ChatFormats
+from servelite.frontend.prompts import Message, Prompt, text_size
+from servelite.frontend.protocol import TemplateOptions, Truncation
 from servelite.frontend.sampling import Sampling
+from servelite.frontend.tool_prompt import ToolPrompt
 from servelite.ipc.messages import pack
 from servelite.tokenizer.block_hashes import block_hashes
-from servelite.tokenizer.chat_template import ChatTemplate, TemplateRefusal
+from servelite.tokenizer.chat_template import ChatTemplate, Rendered, TemplateRefusal
 from servelite.tokenizer.model_files import ModelFiles
 from servelite.tokenizer.tokenizer import InvalidTextError, Tokenizer
 
@@ -23,6 +26,7 @@ MAX_THREADS: Final = 4
 LARGE_TEXT: Final = 256 << 10  # characters; from here on a text is prepared in the one thread for such
 MAX_LARGE_TEXTS: Final = 64 << 20  # characters of them under way and waiting
 MAX_SIDE_JOBS: Final = 64  # /tokenize and /detokenize under way at once; admission bounds the rest
+PLAIN_FORMATS: Final = ChatFormats()
 
 _T = TypeVar("_T")
 
@@ -51,6 +55,7 @@ class Prepared:
 
     prompts: list[PreparedPrompt]
     bad_words: tuple[tuple[int, ...], ...]
+    begin: Begin = Begin.ANYWHERE
 
 
 class _Large(Exception):
@@ -60,9 +65,22 @@ class _Large(Exception):
 class Preparation:
     """The tokenizer and the chat template of one model; each thread has a tokenizer of its own."""
 
-    def __init__(self, files: ModelFiles, tokenizer: Tokenizer, threads: int) -> None:
-        """Raises `InvalidTemplate`: the model's chat template is no valid Jinja."""
+    def __init__(
+        self,
+        files: ModelFiles,
+        tokenizer: Tokenizer,
+        threads: int,
+        *,
+        formats: ChatFormats = PLAIN_FORMATS,
+        parse_special: bool = False,
+    ) -> None:
+        """`parse_special`: control tokens that users spell out are read as such, as in transformers.
+
+        Raises:
+            InvalidTemplate: the model's chat template is no valid Jinja.
+        """
         self._tokenizer = tokenizer
+        self._parse_special = parse_special
         self._template = None
         if files.chat_template is not None:
             self._template = ChatTemplate(
@@ -71,6 +89,12 @@ class Preparation:
                 eos_token=tokenizer.eos_token,
                 special_tokens=tokenizer.special_tokens,
             )
+            self._tool_prompt = ToolPrompt(
+                files.chat_template,
+                self._template.render,
+                declare=formats.tools is not None and formats.tools.name == FALLBACK,
+            )
+        self._reasoning = formats.reasoning
         # A template that does not know the newer name of the system role is given the older one.
         self._knows_developer = "developer" in (files.chat_template or "")
         self._side_jobs = 0
@@ -83,6 +107,9 @@ class Preparation:
             1, "prepare-large", initializer=self._enter_thread, initargs=(True,)
         )
         self._large_texts = 0
+        # A thread of their own: a grammar that takes long to compile holds no prompt up.
+        self._grammars = GrammarCheck(tokenizer)
+        self._grammar_pool = ThreadPoolExecutor(1, "check-grammar")
 
     def _enter_thread(self, large: bool) -> None:
         self._local.tokenizer = self._tokenizer.clone()
@@ -95,8 +122,13 @@ class Preparation:
         sampling: Sampling,
         caching: Caching,
         max_model_len: int,
+        *,
+        truncate: Truncation | None = None,
     ) -> Prepared:
         """A conversation, up to where the assistant begins to speak.
+
+        Args:
+            truncate: what is kept of a longer prompt; None: all, which may be too much.
 
         Raises:
             APIError: 400; the model has no chat template, the template refuses the messages, they are
@@ -105,15 +137,30 @@ class Preparation:
         """
 
         def work() -> Prepared:
-            ids = self._render(messages, template, max_model_len)
-            return Prepared([_named(ids, caching)], self._check(sampling))
+            rendered = self._write(messages, template)
+            if truncate is None:
+                self._check_size(rendered.text, "messages", max_model_len)
+            ids = _truncated(self._encode_rendered(rendered), truncate, sampling, max_model_len)
+            begin = self._begin(rendered.text, messages, template)
+            return Prepared([_named(ids, caching)], self._check(sampling), begin)
 
-        return await self._run(work, _size(messages))
+        return await self._run(work, _size(messages, template))
 
     async def completion(
-        self, prompts: list[Prompt], sampling: Sampling, caching: Caching, max_model_len: int, *, echo: bool
+        self,
+        prompts: list[Prompt],
+        sampling: Sampling,
+        caching: Caching,
+        max_model_len: int,
+        *,
+        echo: bool,
+        add_special_tokens: bool = True,
+        truncate: Truncation | None = None,
     ) -> Prepared:
         """Prompts to continue; given IDs are checked against the vocabulary.
+
+        Args:
+            truncate: what is kept of a longer prompt; None: all, which may be too much.
 
         Raises:
             APIError: 400; a token ID is out of range, a text has no encoding, or is too long for
@@ -123,14 +170,60 @@ class Preparation:
         def work() -> Prepared:
             made = []
             for i, prompt in enumerate(prompts):
-                ids = self._encode(prompt, "prompt" if len(prompts) == 1 else f"prompt[{i}]", max_model_len)
+                param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+                longest = max_model_len if truncate is None else None
+                whole = self._encode(prompt, param, longest, add_special_tokens)
+                ids = _truncated(whole, truncate, sampling, max_model_len)
                 text = ""
                 if echo:
-                    text = prompt if isinstance(prompt, str) else self._decode(ids, sampling)
+                    uncut = isinstance(prompt, str) and len(ids) == len(whole)
+                    text = str(prompt) if uncut else self._decode(ids, sampling)
                 made.append(_named(ids, caching, text))
             return Prepared(made, self._check(sampling))
 
         return await self._run(work, sum(len(prompt) for prompt in prompts))
+
+    async def embedding(
+        self,
+        inputs: list[Prompt],
+        caching: Caching,
+        max_model_len: int,
+        *,
+        add_special_tokens: bool,
+        truncate: Truncation | None = None,
+    ) -> list[PreparedPrompt]:
+        """Prompts to embed, none of them above `max_model_len`. Of a text, its own tokens are cut, not those
+        that the model has before and after it.
+
+        Raises:
+            APIError: as `completion`; or 400, a prompt is empty or too long.
+        """
+
+        def work() -> list[PreparedPrompt]:
+            made = []
+            for i, prompt in enumerate(inputs):
+                param = "input" if len(inputs) == 1 else f"input[{i}]"
+                if truncate is None:
+                    ids = self._encode(prompt, param, max_model_len, add_special_tokens)
+                else:
+                    ids = self._cut(prompt, param, truncate, max_model_len, add_special_tokens)
+                if not ids:
+                    raise bad_request(f"{param} has no tokens", param)
+                if len(ids) > max_model_len:
+                    raise context_too_long(len(ids), 0, max_model_len, param)
+                made.append(_named(ids, caching))
+            return made
+
+        return await self._run(work, sum(len(prompt) for prompt in inputs))
+
+    async def check_grammar(self, grammar: str, field: str) -> None:
+        """Raises `APIError` (400) naming `field` for a grammar that the engine could not use."""
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field)
+        try:
+            await asyncio.wait_for(work, CHECK_SECONDS)
+        except TimeoutError:
+            raise too_slow(field) from None
 
     async def parse(self, work: Callable[[], _T], size: int) -> _T:
         """Reads a body of `size` bytes: here, or where that takes long in the thread for large texts."""
@@ -145,13 +238,20 @@ class Preparation:
 
     async def tokenize(self, prompt: str, *, add_special_tokens: bool) -> list[int]:
         """A text's token IDs, for `/tokenize`; raises `APIError`."""
-        return await self._side_job(
-            lambda: self._local.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), len(prompt)
-        )
+        return await self._side_job(lambda: self._encode_text(prompt, add_special_tokens), len(prompt))
 
     async def tokenize_chat(self, messages: list[Message], template: TemplateOptions) -> list[int]:
         """A conversation's token IDs, for `/tokenize`; raises `APIError`."""
-        return await self._side_job(lambda: self._render(messages, template, None), _size(messages))
+        return (await self.rendered(messages, template))[1]
+
+    async def rendered(self, messages: list[Message], template: TemplateOptions) -> tuple[str, list[int]]:
+        """A conversation as the template writes it, and its token IDs; raises `APIError`."""
+
+        def work() -> tuple[str, list[int]]:
+            text = self._write(messages, template)
+            return text.text, self._encode_rendered(text)
+
+        return await self._side_job(work, _size(messages, template))
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         """The text of token IDs, control tokens included; raises `APIError`."""
@@ -165,7 +265,7 @@ class Preparation:
 
     def close(self) -> None:
         """End the threads; what waits is dropped."""
-        for pool in (self._pool, self._large_pool):
+        for pool in (self._pool, self._large_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], _T], size: int) -> _T:
@@ -200,10 +300,8 @@ class Preparation:
 
     # ------------------------------------------------------------ in a thread of the pool
 
-    def _render(
-        self, messages: list[Message], template: TemplateOptions, max_model_len: int | None
-    ) -> list[int]:
-        """The token IDs of a conversation; `max_model_len` None: of any length."""
+    def _write(self, messages: list[Message], template: TemplateOptions) -> Rendered:
+        """The text of a conversation."""
         if self._template is None:
             raise bad_request("This model has no chat template; use /v1/completions.", "messages")
         if not self._knows_developer:
@@ -212,19 +310,29 @@ class Preparation:
                 for message in messages
             ]
         try:
-            rendered = self._template.render(
-                messages,
+            return self._template.render(
+                self._tool_prompt.fit(messages, template.tools),
                 add_generation_prompt=template.add_generation_prompt,
                 continue_final_message=template.continue_final_message,
+                tools=list(template.tools) or None,
                 **template.kwargs,
             )
         except TemplateRefusal as refusal:
             raise bad_request(f"The chat template refuses the messages: {refusal}", "messages") from None
-        if max_model_len is not None:
-            self._check_size(rendered.text, "messages", max_model_len)
+
+    def _begin(self, prompt: str, messages: list[Message], template: TemplateOptions) -> Begin:
+        """Where the answer begins."""
+        if self._reasoning is None:
+            return Begin.ANYWHERE
+        continued = None if template.add_generation_prompt else str(messages[-1]["content"])
+        return self._reasoning.begin(prompt, continued)
+
+    def _encode_rendered(self, rendered: Rendered) -> list[int]:
         if len(rendered.text) >= LARGE_TEXT and not self._local.large:
             raise _Large
         tokenizer: Tokenizer = self._local.tokenizer
+        if self._parse_special:
+            return tokenizer.encode(rendered.text, add_special_tokens=False, parse_special=True)
         return tokenizer.encode_rendered(rendered.text, rendered.controls)
 
     def _check_size(self, text: str, param: str, max_model_len: int) -> None:
@@ -236,15 +344,40 @@ class Preparation:
         if limit is not None and size > limit:
             raise text_too_long(size, limit, max_model_len, param)
 
-    def _encode(self, prompt: Prompt, param: str, max_model_len: int) -> list[int]:
+    def _encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        """A raw prompt's token IDs. Of the control tokens that it spells out, the BOS at its beginning is
+        one where the client says that it takes care of them itself."""
+        tokenizer: Tokenizer = self._local.tokenizer
+        if add_special_tokens or self._parse_special:
+            return tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, parse_special=self._parse_special
+            )
+        return tokenizer.encode_rendered(text, tokenizer.own_bos(text))
+
+    def _encode(
+        self, prompt: Prompt, param: str, max_model_len: int | None, add_special_tokens: bool
+    ) -> list[int]:
+        """A prompt's token IDs; `max_model_len` None: of any length."""
         if isinstance(prompt, str):
-            self._check_size(prompt, param, max_model_len)
-            tokenizer: Tokenizer = self._local.tokenizer
-            return tokenizer.encode(prompt, add_special_tokens=True)
-        if len(prompt) > max_model_len:
+            if max_model_len is not None:
+                self._check_size(prompt, param, max_model_len)
+            return self._encode_text(prompt, add_special_tokens)
+        if max_model_len is not None and len(prompt) > max_model_len:
             raise context_too_long(len(prompt), 1, max_model_len, param)
         self._check_ids(prompt, param)
         return prompt
+
+    def _cut(
+        self, prompt: Prompt, param: str, truncate: Truncation, max_model_len: int, add_special_tokens: bool
+    ) -> list[int]:
+        """At most as many of a prompt's token IDs as `truncate` says, a text's affixes among them."""
+        text = isinstance(prompt, str) and add_special_tokens
+        before, after = self._tokenizer.affixes if text else ([], [])
+        ids = self._encode(prompt, param, None, False)
+        size = max_model_len if truncate.tokens < 0 else truncate.tokens
+        kept = max(size - len(before) - len(after), 0)
+        ids = ids[max(len(ids) - kept, 0) :] if truncate.keeps_end else ids[:kept]
+        return [*before, *ids, *after][:size]
 
     def _decode(self, ids: list[int], sampling: Sampling) -> str:
         tokenizer: Tokenizer = self._local.tokenizer
@@ -269,15 +402,26 @@ class Preparation:
         return tuple(words)
 
 
-def _size(messages: list[Message]) -> int:
+def _size(messages: list[Message], template: TemplateOptions) -> int:
     """Characters."""
-    return sum(len(text) for message in messages for text in message.values())
+    return text_size(messages) + text_size(template.tools)
 
 
 def _named(ids: list[int], caching: Caching, text: str = "") -> PreparedPrompt:
     tokens = pack(ids)
     names = block_hashes(tokens, caching.block_size, caching.salt) if caching.block_size else b""
     return PreparedPrompt(tokens, len(ids), names, text)
+
+
+def _truncated(
+    ids: list[int], truncate: Truncation | None, sampling: Sampling, max_model_len: int
+) -> list[int]:
+    if truncate is None:
+        return ids
+    kept = truncate.tokens
+    if kept < 0:
+        kept = max(max_model_len - (sampling.max_tokens or 1), 0)
+    return ids[max(len(ids) - kept, 0) :] if truncate.keeps_end else ids[:kept]
 
 
 def answer_tokens(
@@ -289,12 +433,13 @@ def answer_tokens(
         param, length_param: the fields of the prompt and of `max_tokens`, to name what is too much.
 
     Raises:
-        APIError: 400; the prompt is empty, or prompt and answer exceed the context.
+        APIError: 400; the prompt is empty, or prompt and answer exceed the context. An answer of no
+            tokens takes the room of one.
     """
     if prompt_tokens == 0:
         raise bad_request(f"{param} has no tokens", param)
     wanted = max_model_len - prompt_tokens if max_tokens is None else max_tokens
-    if wanted < 1 or prompt_tokens + wanted > max_model_len:
+    if prompt_tokens + max(wanted, 1) > max_model_len:
         named = param if prompt_tokens >= max_model_len else length_param
         raise context_too_long(prompt_tokens, max(wanted, 1), max_model_len, named)
     return wanted

@@ -19,6 +19,7 @@ from servelite.frontend.errors import engine_dead, quarantined, shutting_down
 from servelite.frontend.http_server import HTTPServer
 from servelite.frontend.model_metadata import read_metadata
 from servelite.frontend.service import Service
+from servelite.frontend.tls import tls_context
 from servelite.ipc.lifeline import Lifeline
 from servelite.ipc.messages import (
     Boot,
@@ -77,7 +78,8 @@ class FrontEnd:
         self._lifeline = lifeline
         self._boot = boot
         self._service = service
-        self._server = HTTPServer(make_app(service), service.settings.timeout_keep_alive)
+        settings = service.settings
+        self._server = HTTPServer(make_app(service), settings.timeout_keep_alive, tls_context(settings))
         self._draining: asyncio.Task[None] | None = None
         self._epoch = -1  # of the engine it is connected to
         self._reader: asyncio.Task[None] | None = None

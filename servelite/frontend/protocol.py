@@ -7,7 +7,7 @@ answer (`Harmless`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,20 +22,36 @@ from servelite.frontend.fields import (
     Integer,
     JSONObject,
     Object,
+    OneOf,
     Only,
     String,
     TokenIDs,
     read_fields,
     refuse_unknown,
 )
-from servelite.frontend.prompts import Message, Prompt, read_messages, read_prompts
+from servelite.frontend.grammars import RESPONSE_FORMAT_SCHEMA, read_response_format
+from servelite.frontend.prompts import (
+    MESSAGES_SCHEMA,
+    PROMPTS_SCHEMA,
+    Message,
+    Prompt,
+    read_messages,
+    read_prompts,
+)
 from servelite.frontend.sampling import MAX_TOKENS, SAMPLING_FIELDS, Sampling
+from servelite.frontend.tools import NO_TOOLS, TOOL_FIELDS, ToolUse, tool_use
 
 COMPLETION_MAX_TOKENS: Final = 16  # OpenAI's default of /v1/completions
 MAX_CHOICES: Final = 128
 MAX_LOGPROBS: Final = 1024
 MAX_DEADLINE_MS: Final = 86_400_000
-RESERVED_TEMPLATE_NAMES: Final = ("self", "messages", "add_generation_prompt", "continue_final_message")
+RESERVED_TEMPLATE_NAMES: Final = (
+    "self",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,15 @@ class TemplateOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # what else the template sees
+    tools: Sequence[dict[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """What is kept of a prompt that is longer."""
+
+    tokens: int  # -1: as many as the context leaves beside the answer
+    keeps_end: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,7 +82,10 @@ class RequestOptions:
     cache_salt: str = ""
     priority: int = 0
     deadline_ms: int = -1  # from arrival; -1: none
+    truncate: Truncation | None = None
     length_field: str = "max_tokens"  # the one that was used
+    grammar: str = ""  # what the answer follows, as it travels; "": anything, or `structured_outputs`
+    grammar_field: str = "response_format"  # the one that asked for it
 
 
 @dataclass(frozen=True)
@@ -66,6 +94,7 @@ class AnswerForm:
 
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     return_token_ids: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False  # vLLM's table of them, beside what `echo` shows
@@ -82,6 +111,9 @@ class ChatRequest:
     sampling: Sampling
     options: RequestOptions
     form: AnswerForm
+    tools: ToolUse = NO_TOOLS
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +125,7 @@ class CompletionRequest:
     sampling: Sampling
     options: RequestOptions
     form: AnswerForm
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,10 +154,12 @@ class BodyRules:
 
     defaults: Mapping[str, Any] = field(default_factory=lambda: NO_DEFAULTS)  # of sampling fields
     unknown: Callable[[str], None] = refuse_unknown
+    limits_thinking: bool = False  # the model's reasoning ends with a token, so that it can be made to
 
 
 _OPTIONS_OF_STREAM = (
     Field("include_usage", Boolean(), False, "a last chunk with the token counts"),
+    Field("continuous_usage_stats", Boolean(), False, "the choice's counts in every chunk"),
     Field("include_obfuscation", Only((False, True)), None, "accepted; nothing is padded"),
 )
 
@@ -132,6 +167,16 @@ _COMMON_FIELDS: Final = (
     Field("model", String(512), REQUIRED, "a name that `/v1/models` lists"),
     Field("n", Integer(1, MAX_CHOICES), 1, "answers a prompt; they share its KV blocks"),
     *SAMPLING_FIELDS,
+    Field(
+        "response_format",
+        Custom(
+            read_response_format,
+            "object with a type: text, json_object or json_schema",
+            RESPONSE_FORMAT_SCHEMA,
+        ),
+        None,
+        "the form of the answer: any JSON object, or one that a JSON Schema describes",
+    ),
     Field("stream", Boolean(), False, "send the answer as it comes, as server-sent events"),
     Field("stream_options", Object(_OPTIONS_OF_STREAM), None, "with `stream` only"),
     Field(
@@ -141,6 +186,18 @@ _COMMON_FIELDS: Final = (
         "log probabilities of the prompt's tokens and of this many likeliest; not with `stream`",
     ),
     Field("return_token_ids", Boolean(), False, "the token IDs of prompt and answer as well"),
+    Field(
+        "truncate_prompt_tokens",
+        Integer(-1, MAX_TOKENS),
+        None,
+        "keep only this many of the prompt's tokens; -1: as many as fit beside the answer",
+    ),
+    Field(
+        "truncation_side",
+        OneOf(("left", "right")),
+        "left",
+        "the end that `truncate_prompt_tokens` cuts off: with `left` the last tokens are kept",
+    ),
     Field("cache_salt", String(256), "", "only requests with the same salt share cached blocks"),
     Field(
         "priority",
@@ -174,33 +231,65 @@ _TEMPLATE_FIELDS: Final = (
     Field("chat_template_kwargs", JSONObject(32), None, "more variables for the chat template"),
 )
 
+_SUMMARY: Final = Field("summary", Only(("auto",)), None, "none is written: the reasoning comes as it is")
+
+_REASONING_FIELDS: Final = (
+    Field("reasoning", Object((_SUMMARY,)), None, "with `summary` only, as in the Responses API"),
+    Field(
+        "reasoning_effort",
+        OneOf(("none", "minimal", "low", "medium", "high", "xhigh")),
+        None,
+        "a variable for the chat template; `none` also sets its `enable_thinking` to false",
+    ),
+    Field("include_reasoning", Boolean(), True, "false: reasoning that is set apart is left out"),
+    Field(
+        "thinking_token_budget",
+        Integer(0, MAX_TOKENS),
+        None,
+        "most tokens of reasoning; then its end follows, and the answer",
+    ),
+)
+
+_MESSAGES: Final = Custom(read_messages, "list of messages", MESSAGES_SCHEMA)
+
 CHAT_FIELDS: Final = (
-    Field("messages", Custom(read_messages, "list of messages"), REQUIRED, "the conversation so far"),
+    Field("messages", _MESSAGES, REQUIRED, "the conversation so far"),
     *_COMMON_FIELDS,
     *_TEMPLATE_FIELDS,
     Field("max_completion_tokens", Integer(1, MAX_TOKENS), None, "absent: to the context's end"),
-    Field("max_tokens", Integer(1, MAX_TOKENS), None, "the older name of `max_completion_tokens`"),
+    Field("max_tokens", Integer(1, MAX_TOKENS), None, "the older name; `max_completion_tokens` wins"),
     Field("logprobs", Boolean(), False, "log probabilities of the answer's tokens"),
     Field("top_logprobs", Integer(0, 20), None, "and of this many likeliest tokens; needs `logprobs`"),
-    Field("response_format", Only(({"type": "text"},)), None, "the form of the answer"),
-    Field("tools", Only(([],)), None, "functions the model may call"),
-    Field("tool_choice", Only(("none", "auto")), None, "without tools both mean the same"),
-    Field("parallel_tool_calls", Only((True, False)), None, "without tools both mean the same"),
+    *TOOL_FIELDS,
+    *_REASONING_FIELDS,
     Field("functions", Only(([],)), None, "the older name of `tools`"),
     Field("function_call", Only(("none", "auto")), None, "without functions both mean the same"),
     Field("modalities", Only((["text"],)), None, "kinds of answer"),
     Field("verbosity", Only(("medium",)), None, "how wordy the answer is"),
 )
 
+_ADD_SPECIAL_TOKENS: Final = Field(
+    "add_special_tokens",
+    Boolean(),
+    True,
+    "BOS and EOS as the model has them, for a text; false: only a BOS that the text itself begins with",
+)
+
 COMPLETION_FIELDS: Final = (
     Field(
         "prompt",
-        Custom(read_prompts, "string, list of token IDs, or list of either"),
+        Custom(read_prompts, "string, list of token IDs, or list of either", PROMPTS_SCHEMA),
         REQUIRED,
         "what to continue; a control token that is spelled out in a text stays text: give its ID for it",
     ),
     *_COMMON_FIELDS,
-    Field("max_tokens", Integer(1, MAX_TOKENS), COMPLETION_MAX_TOKENS, "longest answer, in tokens"),
+    Field(
+        "max_tokens",
+        Integer(0, MAX_TOKENS),
+        COMPLETION_MAX_TOKENS,
+        "longest answer, in tokens; 0 writes none: with `echo` and `logprobs` the prompt is scored",
+    ),
+    _ADD_SPECIAL_TOKENS,
     Field(
         "logprobs",
         Integer(0, MAX_LOGPROBS),
@@ -215,9 +304,10 @@ COMPLETION_FIELDS: Final = (
 TOKENIZE_FIELDS: Final = (
     Field("model", String(512), None, "a name that `/v1/models` lists"),
     Field("prompt", String(1 << 24), None, "a text; this or `messages`"),
-    Field("messages", Custom(read_messages, "list of messages"), None, "a chat; this or `prompt`"),
-    Field("add_special_tokens", Boolean(), True, "BOS and EOS as the model has them, for a `prompt`"),
+    Field("messages", _MESSAGES, None, "a chat; this or `prompt`"),
+    _ADD_SPECIAL_TOKENS,
     *_TEMPLATE_FIELDS,
+    TOOL_FIELDS[0],
     Field("return_token_strs", Boolean(), False, "the tokens' texts as well"),
 )
 
@@ -226,13 +316,7 @@ DETOKENIZE_FIELDS: Final = (
     Field("tokens", TokenIDs(1 << 20), REQUIRED, "token IDs"),
 )
 
-ENDPOINTS: Final = {
-    "/v1/chat/completions": CHAT_FIELDS,
-    "/v1/completions": COMPLETION_FIELDS,
-    "/tokenize": TOKENIZE_FIELDS,
-    "/detokenize": DETOKENIZE_FIELDS,
-}
-"""Every route that takes a body, and its fields."""
+RENDER_PATH: Final = "/v1/chat/completions/render"
 
 PLAIN_RULES: Final = BodyRules()
 
@@ -241,10 +325,6 @@ def read_chat(body: Any, rules: BodyRules = PLAIN_RULES) -> ChatRequest:
     """A decoded JSON body as a chat request; raises `APIError` (400) naming the field."""
     values = read_fields(CHAT_FIELDS, body, rules.defaults, rules.unknown)
     longer, shorter = values["max_completion_tokens"], values["max_tokens"]
-    if longer is not None and shorter is not None and longer != shorter:
-        raise bad_request(
-            f"max_tokens is {shorter} and max_completion_tokens is {longer}: give one of them", "max_tokens"
-        )
     max_tokens = shorter if longer is None else longer
     if values["top_logprobs"] is not None and not values["logprobs"]:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
@@ -261,6 +341,9 @@ def read_chat(body: Any, rules: BodyRules = PLAIN_RULES) -> ChatRequest:
             "max_tokens" if longer is None else "max_completion_tokens",
         ),
         _form(values, logprobs),
+        tool_use(values),
+        values["include_reasoning"],
+        values["thinking_token_budget"],
     )
 
 
@@ -276,6 +359,7 @@ def read_completion(body: Any, rules: BodyRules = PLAIN_RULES) -> CompletionRequ
         Sampling.from_fields(values, values["max_tokens"]),
         _options(values, logprobs, prompt_logprobs),
         _form(values, logprobs),
+        values["add_special_tokens"],
     )
 
 
@@ -314,19 +398,36 @@ def _options(
         cache_salt=values["cache_salt"],
         priority=values["priority"],
         deadline_ms=-1 if values["deadline_ms"] is None else values["deadline_ms"],
+        truncate=truncation(values),
         length_field=length_field,
+        grammar=_grammar(values),
     )
+
+
+def truncation(values: Mapping[str, Any]) -> Truncation | None:
+    """What the two fields about it say."""
+    tokens = values["truncate_prompt_tokens"]
+    return None if tokens is None else Truncation(tokens, values["truncation_side"] == "left")
+
+
+def _grammar(values: Mapping[str, Any]) -> str:
+    """That of `response_format`; `structured_outputs` is part of the `Sampling`."""
+    if values["response_format"] and values["structured_outputs"]:
+        raise bad_request("give response_format or structured_outputs, not both", "structured_outputs")
+    return values["response_format"] or ""
 
 
 def _form(values: Mapping[str, Any], logprobs: int) -> AnswerForm:
     stream, stream_options = values["stream"], values["stream_options"]
     if stream_options is not None and not stream:
         raise bad_request("stream_options needs stream: true", "stream_options")
+    usage = stream_options or {"include_usage": False, "continuous_usage_stats": False}
     if stream and values["prompt_logprobs"] is not None:
         raise bad_request("prompt_logprobs cannot be streamed; leave stream out", "prompt_logprobs")
     return AnswerForm(
         stream=stream,
-        include_usage=bool(stream_options and stream_options["include_usage"]),
+        include_usage=usage["include_usage"],
+        continuous_usage=usage["continuous_usage_stats"],
         return_token_ids=values["return_token_ids"],
         logprobs=logprobs >= 0,
         prompt_logprobs=values["prompt_logprobs"] is not None,
@@ -347,4 +448,14 @@ def _template(values: Mapping[str, Any]) -> TemplateOptions:
                 f"chat_template_kwargs has {name[:60]!r}, which is a field of its own or no variable's name",
                 "chat_template_kwargs",
             )
-    return TemplateOptions(not continuing if adding is None else adding, continuing, kwargs)
+    effort = values.get("reasoning_effort")
+    if effort is not None:
+        if kwargs.get("reasoning_effort", effort) != effort:
+            raise bad_request(
+                "reasoning_effort differs from that of chat_template_kwargs", "reasoning_effort"
+            )
+        off = {"enable_thinking": False} if effort == "none" else {}
+        kwargs = off | kwargs | {"reasoning_effort": effort}
+    return TemplateOptions(
+        not continuing if adding is None else adding, continuing, kwargs, values["tools"] or ()
+    )

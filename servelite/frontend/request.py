@@ -40,6 +40,7 @@ class RequestRecord:
         "place",
         "produced",
         "prompt_logprobs",
+        "vector",
     )
 
     def __init__(self, add: Add, place: Place) -> None:
@@ -50,6 +51,7 @@ class RequestRecord:
         self.produced: list[int] = []
         self.logprobs = LogprobTable(0)
         self.prompt_logprobs = LogprobTable(1)
+        self.vector = b""  # float32, of a prompt that is pooled
         self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self.finish = FinishReason.NONE
         self.error: APIError | None = None

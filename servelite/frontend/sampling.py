@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from servelite.frontend.errors import bad_request
-from servelite.frontend.fields import Boolean, Field, Integer, Number, Strings, TokenBias, TokenIDs
+from servelite.frontend.fields import Boolean, Custom, Field, Integer, Number, Strings, TokenBias, TokenIDs
+from servelite.frontend.grammars import STRUCTURED_OUTPUTS_SCHEMA, read_structured_outputs
 from servelite.ipc.messages import SamplingParams
 
 MAX_TOKENS: Final = 1 << 24
@@ -24,20 +25,30 @@ SAMPLING_FIELDS: Final = (
     Field("frequency_penalty", Number(-2, 2), 0.0, "the same, for each time the answer has it"),
     Field(
         "repetition_penalty",
-        Number(0, 10, above_low=True),
+        Number(0, 1000, above_low=True),
         1.0,
         "factor against tokens that prompt or answer have; above 1 discourages",
     ),
     Field("logit_bias", TokenBias(1024, -100, 100), (), "added to the logits of given tokens"),
     Field("allowed_token_ids", TokenIDs(MAX_LISTED_TOKENS, 1), (), "draw from these tokens only"),
     Field("bad_words", Strings(128, 256), (), "texts that are not written, with or without a space before"),
-    Field("seed", Integer(-(1 << 63), (1 << 64) - 1), None, "same seed, same answer; absent: a random one"),
+    Field("seed", Integer(-(1 << 63), (1 << 63) - 1), None, "same seed, same answer; absent: a random one"),
     Field("stop", Strings(MAX_STOPS, MAX_STOP_CHARS), (), "texts that end the answer, themselves left out"),
     Field("include_stop_str_in_output", Boolean(), False, "leave the text or token that ended it in"),
     Field("stop_token_ids", TokenIDs(1024), (), "tokens that end the answer"),
     Field("ignore_eos", Boolean(), False, "do not end at the model's end-of-text tokens"),
     Field("min_tokens", Integer(0, MAX_TOKENS), 0, "no end, by token or by `stop`, before this many tokens"),
     Field("skip_special_tokens", Boolean(), True, "leave control tokens out of the text"),
+    Field(
+        "structured_outputs",
+        Custom(
+            read_structured_outputs,
+            "object with one of json, regex, choice, grammar",
+            STRUCTURED_OUTPUTS_SCHEMA,
+        ),
+        None,
+        "what the answer follows: a JSON Schema, a regular expression, one of several texts, a grammar",
+    ),
 )
 
 GENERATION_CONFIG_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -65,6 +76,7 @@ class Sampling:
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    structured_outputs: Any = None  # an object as a client gives it, or the grammar read from it
     max_tokens: int | None = None
 
     @classmethod
@@ -97,7 +109,8 @@ class Sampling:
         """What the engine is told.
 
         Args:
-            max_tokens: what the context leaves, or fewer.
+            max_tokens: what the context leaves, or fewer. 0: the engine's step for the prompt's last token
+                gives one all the same, which `Answer` drops.
             bad_words: the token IDs of `self.bad_words`.
 
         Raises:
@@ -106,14 +119,14 @@ class Sampling:
         if self.min_tokens > max_tokens:
             raise _too_few(self.min_tokens, max_tokens)
         eos = () if self.ignore_eos else eos_token_ids
-        stops = tuple(dict.fromkeys(eos + self.stop_token_ids))
+        stops = tuple(dict.fromkeys(eos + self.stop_token_ids)) if max_tokens else ()
         if self.min_tokens and self.allowed_token_ids and set(stops).issuperset(self.allowed_token_ids):
             raise bad_request(
                 f"allowed_token_ids has stop tokens only, which min_tokens {self.min_tokens} forbids",
                 "allowed_token_ids",
             )
         return SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=max(max_tokens, 1),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),

@@ -10,26 +10,45 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from servelite.config import Settings
+from servelite.frontend import thinking
 from servelite.frontend.admission import Admission, Place
 from servelite.frontend.answer import Answer
 from servelite.frontend.engine_client import EngineClient
 from servelite.frontend.errors import APIError, bad_request, deadline_exceeded
+from servelite.frontend.fields import refuse_unknown
+from servelite.frontend.forced_calls import chat_grammar, functions_of
 from servelite.frontend.lifecycle import Lifecycle
 from servelite.frontend.model_metadata import ModelMetadata
+from servelite.frontend.parsers.formats import Begin, ChatFormats
+from servelite.frontend.parsers.parser import AnswerParser
+from servelite.frontend.pooled import Pooled
 from servelite.frontend.preparation import Caching, Preparation, Prepared, PreparedPrompt, answer_tokens
 from servelite.frontend.prompts import Message, Prompt
 from servelite.frontend.protocol import BodyRules, RequestOptions, TemplateOptions
 from servelite.frontend.sampling import Sampling
-from servelite.ipc.messages import Add, Ready, SamplingParams
+from servelite.frontend.thinking import thinking_limit, thinking_tokens
+from servelite.frontend.tools import NO_TOOLS, ToolUse
+from servelite.ipc.messages import Add, Kind, Pooling, Ready, SamplingParams
 from servelite.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an answer's calls and reasoning are read."""
+
+    tools: ToolUse = NO_TOOLS
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = None
+
 
 PLAIN_TEMPLATE: Final = TemplateOptions()
 PLAIN_OPTIONS: Final = RequestOptions()
@@ -51,14 +70,29 @@ class Service:
         self.settings = settings
         self.names = settings.served_model_name or (settings.model,)
         self.created = int(time.time())
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.names[0])
         self.lifecycle = Lifecycle()
         self.tokenizer = metadata.tokenizer
+        self.formats = ChatFormats.choose(
+            settings.tool_call_parser, settings.reasoning_parser, metadata.files.chat_template or ""
+        )
+        self._thinking_tokens = thinking_tokens(self.formats.reasoning, self.tokenizer.added_id)
         self.rules = BodyRules(
             metadata.sampling_defaults,
-            *((self._warn_unknown,) if settings.unknown_fields == "warn" else ()),
+            self._warn_unknown if settings.unknown_fields == "warn" else refuse_unknown,
+            limits_thinking=self._thinking_tokens is not None,
         )
-        self.preparation = Preparation(metadata.files, metadata.tokenizer, threads)
+        # By whether calls are looked for: the control tokens that the parser has to see.
+        self._markers = [
+            self.tokenizer.special_ids_in(self.formats.markers(tools=tools)) for tools in (False, True)
+        ]
+        self.preparation = Preparation(
+            metadata.files,
+            metadata.tokenizer,
+            threads,
+            formats=self.formats,
+            parse_special=settings.allow_special_tokens_in_text,
+        )
         self._warned: set[str] = set()
         self._client = client
         self._admission = Admission(slots, client, settings.max_num_seqs, settings.max_waiting_requests)
@@ -93,16 +127,33 @@ class Service:
         sampling: Sampling,
         options: RequestOptions = PLAIN_OPTIONS,
         template: TemplateOptions = PLAIN_TEMPLATE,
+        reading: Reading | None = None,
     ) -> list[Answer]:
-        """Start the `n` answers to a conversation; raises `APIError`."""
+        """Start the `n` answers to a conversation; raises `APIError`.
+
+        Args:
+            reading: how calls and reasoning are read; None: the answers are plain text.
+        """
+        if reading is not None and reading.tools.wanted and self.formats.tools is None:
+            raise bad_request(
+                "tools: this server looks for no calls (--tool-call-parser none)",
+                "tools",
+                "unsupported_value",
+            )
         return await self._begin(
             options.n,
             lambda caching: self.preparation.chat(
-                messages, template, sampling, caching, self.facts.max_model_len
+                messages,
+                template,
+                sampling,
+                caching,
+                self.facts.max_model_len,
+                truncate=options.truncate,
             ),
             sampling,
             options,
             "messages",
+            reading,
         )
 
     async def complete(
@@ -112,17 +163,75 @@ class Service:
         options: RequestOptions = PLAIN_OPTIONS,
         *,
         echo: bool = False,
+        add_special_tokens: bool = True,
     ) -> list[Answer]:
         """Start the `n` continuations of each prompt, prompt by prompt; raises `APIError`."""
         return await self._begin(
             options.n * len(prompts),
             lambda caching: self.preparation.completion(
-                prompts, sampling, caching, self.facts.max_model_len, echo=echo
+                prompts,
+                sampling,
+                caching,
+                self.facts.max_model_len,
+                echo=echo,
+                add_special_tokens=add_special_tokens,
+                truncate=options.truncate,
             ),
             sampling,
             options,
             "prompt",
         )
+
+    def pooling(self) -> Pooling:
+        """How the engine makes vectors; raises `APIError` (400) where it makes none."""
+        if self.facts.pooling is None:
+            raise bad_request("This engine makes no embeddings.", "model", "unsupported_value")
+        return self.facts.pooling
+
+    async def embed(
+        self, inputs: list[Prompt], options: RequestOptions, *, add_special_tokens: bool
+    ) -> Pooled:
+        """Start the vectors of `inputs`; raises `APIError`."""
+        arrived = time.monotonic()
+        self.lifecycle.check()
+        self._check_options(options)
+        # Twice what runs at once: the next ones are at the engine when the first ones end.
+        places = self._admission.enter(
+            min(len(inputs), 2 * self.settings.max_num_seqs, self._admission.limit)
+        )
+        try:
+            prompts = await self.preparation.embedding(
+                inputs,
+                self._caching(options),
+                self.facts.max_model_len,
+                add_special_tokens=add_special_tokens,
+                truncate=options.truncate,
+            )
+            self.lifecycle.check()  # again: preparing took its time
+            deadline_ms = _time_left(options, arrived)
+        except BaseException:
+            for place in places:
+                place.leave()
+            raise
+        adds = [
+            Add(
+                request=self.engine.new_number(),
+                prompt=prompt.tokens,
+                sampling=SamplingParams(max_tokens=1, temperature=0.0),
+                seed=0,
+                kind=Kind.POOL,
+                block_hashes=prompt.block_hashes,
+                cache_salt=options.cache_salt,
+                priority=options.priority,
+                deadline_ms=-1 if at else deadline_ms,
+            )
+            for at, prompt in enumerate(prompts)
+        ]
+        return Pooled(self.engine, self.lifecycle, adds, places, self.settings.max_waiting_tokens)
+
+    def _caching(self, options: RequestOptions) -> Caching:
+        cached = self.settings.enable_prefix_caching and not self.facts.encoder
+        return Caching(self.facts.block_size if cached else 0, options.cache_salt)
 
     def close(self) -> None:
         """Free the threads."""
@@ -135,22 +244,41 @@ class Service:
         sampling: Sampling,
         options: RequestOptions,
         param: str,
+        reading: Reading | None = None,
     ) -> list[Answer]:
         arrived = time.monotonic()
         self.lifecycle.check()
+        if self.facts.encoder:
+            raise bad_request(
+                "This model is an encoder: it writes no text, and serves /v1/embeddings only.",
+                "model",
+                "unsupported_value",
+            )
         self._check_options(options)
         places = self._admission.enter(count)
         try:
-            caching = Caching(
-                self.facts.block_size if self.settings.enable_prefix_caching else 0, options.cache_salt
-            )
+            caching = self._caching(options)
+            grammar = await self._check_grammar(sampling, options)
             prepared = await prepare(caching)
+            if reading is not None:
+                grammar = await self._chat_grammar(grammar, sampling, options, reading, prepared.begin)
             self.lifecycle.check()  # again: preparing took its time
-            return self._submit(prepared, sampling, options, places, param, arrived)
+            return self._submit(prepared, sampling, options, places, param, arrived, reading, grammar)
         except BaseException:
             for place in places:
                 place.leave()
             raise
+
+    async def _check_grammar(self, sampling: Sampling, options: RequestOptions) -> str:
+        """What the answers follow, "" for nothing; raises `APIError` (400) where that cannot be."""
+        grammar, field = options.grammar, options.grammar_field
+        if not grammar:
+            grammar, field = sampling.structured_outputs or "", "structured_outputs"
+        if grammar:
+            if "grammar" not in self.facts.features:
+                raise bad_request(f"{field}: this engine follows no grammar", field)
+            await self.preparation.check_grammar(grammar, field)
+        return grammar
 
     def _check_options(self, options: RequestOptions) -> None:
         """Raises `APIError` (400) for what this server's settings or its engine do not allow."""
@@ -168,6 +296,40 @@ class Service:
                 "unsupported_value",
             )
 
+    async def _chat_grammar(
+        self, grammar: str, sampling: Sampling, options: RequestOptions, reading: Reading, begin: Begin
+    ) -> str:
+        """What a chat's answers follow: calls, where these are forced or `grammar` leaves room for no other,
+        or `grammar`; from where the reasoning ends, which may have to come after so many tokens."""
+        use, limit = reading.tools, None
+        if reading.thinking_token_budget is not None and begin is not Begin.AFTER:
+            limit = thinking_limit(reading.thinking_token_budget, self._thinking_tokens)
+        if use.forced and sampling.structured_outputs:
+            text = "tool_choice asks for a call, and structured_outputs for another answer: give one of them"
+            raise bad_request(text, "tool_choice")
+        if not use.forced and (not grammar or not (use.wanted or self.formats.reasoning)) and limit is None:
+            return grammar
+        if "grammar" not in self.facts.features:
+            field = "tool_choice" if use.forced else thinking.FIELD
+            raise bad_request(f"{field}: this engine follows no grammar", field)
+        if limit is not None and not grammar and not use.forced:
+            return limit.grammar(begin)
+        functions = functions_of(use) if use.wanted else []
+        for function in functions:
+            await self.preparation.check_grammar(function.grammar, function.place)
+        made = chat_grammar(
+            functions,
+            "" if use.forced else grammar,
+            self.formats,
+            self.tokenizer.split_controls,
+            parallel=use.parallel,
+            begin=begin,
+            limit=limit,
+        )
+        field = "tools" if functions else options.grammar_field if options.grammar else "structured_outputs"
+        await self.preparation.check_grammar(made, field)
+        return made
+
     def _submit(
         self,
         prepared: Prepared,
@@ -176,6 +338,8 @@ class Service:
         places: list[Place],
         param: str,
         arrived: float,
+        reading: Reading | None,
+        grammar: str,
     ) -> list[Answer]:
         """All Adds of a request, once it is known that each of them can be made.
 
@@ -183,11 +347,7 @@ class Service:
         """
         self._check_waiting_tokens(prepared, param)
         parameters = [self._params(prompt, prepared, sampling, options, param) for prompt in prepared.prompts]
-        deadline_ms = options.deadline_ms
-        if deadline_ms >= 0:
-            deadline_ms -= int((time.monotonic() - arrived) * 1000)
-            if deadline_ms < 0:
-                raise deadline_exceeded(options.deadline_ms)
+        deadline_ms = _time_left(options, arrived)
         answers: list[Answer] = []
         free = iter(places)
         for prompt, params in zip(prepared.prompts, parameters, strict=True):
@@ -204,14 +364,41 @@ class Service:
                     choice=choice,
                     block_hashes=prompt.block_hashes,
                     cache_salt=options.cache_salt,
+                    grammar=grammar,
                     priority=options.priority,
                     deadline_ms=-1 if answers else deadline_ms,
                     prefix_of=leader,
                 )
                 record = self.engine.submit(add, next(free))
-                answers.append(Answer(self.engine, record, self.tokenizer, sampling, prompt.text))
+                answers.append(
+                    Answer(
+                        self.engine,
+                        record,
+                        self.tokenizer,
+                        sampling,
+                        prompt.text,
+                        self._parser(reading, prepared.begin),
+                        self._markers[reading is not None and reading.tools.wanted],
+                        None if self._thinking_tokens is None else self._thinking_tokens.closing,
+                    )
+                )
                 leader = number if choice == 0 else leader
         return answers
+
+    def _parser(self, reading: Reading | None, begin: Begin) -> AnswerParser | None:
+        """An answer's parser, where there is anything to look for."""
+        if reading is None:
+            return None
+        calls, reasoning = self.formats.tools if reading.tools.wanted else None, self.formats.reasoning
+        if calls is None and reasoning is None:
+            return None
+        return AnswerParser(
+            calls,
+            reasoning,
+            reading.tools.call_rules,
+            opened=begin is Begin.INSIDE,
+            include_reasoning=reading.include_reasoning,
+        )
 
     def _check_waiting_tokens(self, prepared: Prepared, param: str) -> None:
         """Raises `APIError` (400) for prompts that could not wait together even if nobody else did."""
@@ -261,3 +448,13 @@ class Service:
         if name not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(name)
             log.warning("a request has the unknown field %r: it is ignored", name)
+
+
+def _time_left(options: RequestOptions, arrived: float) -> int:
+    """Of the request's deadline, in ms, -1 where it has none; raises `APIError` (503) once it has passed."""
+    left = options.deadline_ms
+    if left >= 0:
+        left -= int((time.monotonic() - arrived) * 1000)
+        if left < 0:
+            raise deadline_exceeded(options.deadline_ms)
+    return left

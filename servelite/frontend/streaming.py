@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from servelite.frontend.answer import Answer
 from servelite.frontend.body import Send
 from servelite.frontend.chunks import DONE, WAITING, AnswerHead, StreamTemplate, error_event
 from servelite.frontend.errors import APIError
+from servelite.frontend.parsers.events import Content, Event
 from servelite.frontend.protocol import AnswerForm
 from servelite.frontend.sampling import Sampling
-from servelite.frontend.writing import ChoiceWriter, usage_of
+from servelite.frontend.writing import ChoiceWriter, usage_of, usage_so_far
 from servelite.tokenizer.tokenizer import Tokenizer
 
 _HEADERS: Final = [
@@ -97,31 +98,57 @@ class AnswerStream:
         writer = None
         if not self._plain:
             writer = ChoiceWriter(answer, self._form, self._sampling, self._tokenizer, chat=self._head.chat)
-        text = await answer.next()
+        read: Callable[[], Awaitable[str | list[Event]]]
+        read = answer.next if answer.parser is None else answer.read
+        piece = await read()
+        if self._form.continuous_usage:
+            template.note_usage(usage_so_far(answer))
         first = b"" if self._opened else await self._open()
         if writer is not None and not self._head.chat:
             first += self._prompt_chunk(answer, writer, template)
         while answer.finish_reason is None:
-            chunk = first + self._chunk(text, writer, template)
+            chunk = first + self._chunk(piece, writer, template)
             if chunk:
                 first = b""
                 await self._part(chunk)
-            text = await answer.next()
-        end = first + self._chunk(text, writer, template) + template.finish(answer.finish_reason)
+            piece = await read()
+            if self._form.continuous_usage:
+                template.note_usage(usage_so_far(answer))
+        end = (
+            first
+            + self._chunk(piece, writer, template)
+            + template.finish(answer.finish_reason, answer.stop_reason)
+        )
         self._unfinished -= 1
         if not self._unfinished:
             return end
         await self._part(end)
         return b""
 
-    def _chunk(self, text: str, writer: ChoiceWriter | None, template: StreamTemplate) -> bytes:
-        """The chunk of what came: text, or with a writer whatever belongs to new tokens."""
+    def _chunk(
+        self, piece: str | list[Event], writer: ChoiceWriter | None, template: StreamTemplate
+    ) -> bytes:
+        """The chunks of what came: text or a parser's events; with a writer, what belongs to new tokens."""
+        if isinstance(piece, list):
+            return self._event_chunks(piece, writer, template)
         if writer is None:
-            return template.text(text) if text else b""
+            return template.text(piece) if piece else b""
         logprobs, more = writer.part()
-        if text or logprobs or more.get("token_ids"):
-            return template.rich(text, logprobs, more)
+        if piece or logprobs or more.get("token_ids"):
+            return template.rich(piece, logprobs, more)
         return b""
+
+    def _event_chunks(
+        self, events: list[Event], writer: ChoiceWriter | None, template: StreamTemplate
+    ) -> bytes:
+        """A chunk an event. What belongs to new tokens is in the first, which may have nothing else."""
+        first = b""
+        if writer is not None:
+            logprobs, more = writer.part()
+            if logprobs or more.get("token_ids"):
+                lead = events.pop(0) if events else Content("")
+                first = template.rich(lead, logprobs, more)
+        return first + b"".join([template.event(event) for event in events])
 
     def _prompt_chunk(self, answer: Answer, writer: ChoiceWriter, template: StreamTemplate) -> bytes:
         """A completion's chunk before its text: what is asked for of the prompt."""
@@ -137,6 +164,9 @@ class AnswerStream:
                 return b""
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             self._opened = True
+        if self._form.continuous_usage:
+            for answer, template in zip(self._answers, self._templates, strict=True):
+                template.note_usage(usage_so_far(answer))
         ids = self._answers[0].record.prompt_ids if self._form.return_token_ids else None
         return b"".join(template.first(ids) for template in self._templates)
 

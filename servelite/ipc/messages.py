@@ -83,7 +83,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     request: int  # unique for the sending front end's life
     prompt: bytes  # token IDs (TOKEN)
-    sampling: SamplingParams
+    sampling: SamplingParams  # of Kind.POOL: max_tokens is 1, and says nothing
     seed: int  # 64 bits, unsigned
     choice: int = 0  # which of `n`
     attempt: int = 0
@@ -200,6 +200,14 @@ class KVGroup(msgspec.Struct, frozen=True, array_like=True):
     window: int = 0  # tokens; 0 unless kind is "window"
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """How a prompt becomes one vector."""
+
+    kind: str  # "mean", "last" or "cls" (the first): of which positions' hidden states
+    normalize: bool  # to a length of 1; the front end does it, after it has cut the vector
+    size: int  # numbers in a vector
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Facts the engine found at its start: told once, never computed again by a front end."""
 
@@ -218,6 +226,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=11):
     kv_groups: tuple[KVGroup, ...] = ()
     features: tuple[str, ...] = ()  # optional abilities: "logprobs", "grammar", "lora", ...
     ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
+    pooling: Pooling | None = None  # None: requests of Kind.POOL are refused
+    encoder: bool = False  # and those of Kind.GENERATE are, by an encoder
 
 
 FromEngine = Outputs | Ready
@@ -237,6 +247,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     choice: int
     sampling: SamplingParams
     adapter: str = ""
+    pools: bool = False  # it ends with its prompt, and a vector
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -273,7 +284,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=21):
     """What a step sampled: one entry a row of the plan with `num_logits` > 0, in plan order.
 
     A row samples if all tokens that the worker has of it are computed; one that does not (it had
-    logits for its prompt's logprobs only) has a count of 0.
+    logits for its prompt's logprobs only, or it pools) has a count of 0.
     """
 
     epoch: int
@@ -287,6 +298,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=21):
     seconds: tuple[float, ...] = ()  # prepare, forward, sample
     checksum: int = 0  # of `tokens`, for ranks to confirm
     prompt_logprobs: dict[int, TokenLogprobs] = {}  # by row; `first_index` is a prompt position
+    vectors: dict[int, bytes] = {}  # float32, by row: those that pool, and whose prompt is computed
 
 
 @dataclass(frozen=True)
@@ -302,6 +314,8 @@ class RunnerFacts:
     device: str  # "cpu", "none" (simulated)
     ledger: tuple[tuple[str, float], ...] = ()  # start-up phases and their seconds
     features: tuple[str, ...] = ()  # optional abilities: "logprobs"
+    pooling: Pooling | None = None
+    encoder: bool = False  # every token sees all of its prompt, which takes one step; there is no KV cache
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=22):

@@ -29,6 +29,7 @@ class Kernels:
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, LayerCache, AttentionBatch], None]
     paged_attention: Callable[[Tensor, LayerCache, AttentionBatch, float], Tensor]
+    full_attention: Callable[[Tensor, Tensor, Tensor, AttentionBatch, float], Tensor]
 
 
 REFERENCE = Kernels(
@@ -39,6 +40,7 @@ REFERENCE = Kernels(
     rope=reference.rope,
     write_kv=reference.write_kv,
     paged_attention=reference.paged_attention,
+    full_attention=reference.full_attention,
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -98,3 +100,20 @@ def _prefill(query: Tensor, cache: LayerCache, chunk: PrefillChunk, scale: float
         enable_gqa=True,
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def full_attention(query: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    """Each row's tokens attend to all of that row's, which are all in the step: nothing is in the cache.
+
+    Args:
+        query, key, value: [tokens, heads, d].
+
+    Returns:
+        [tokens, heads, d]; 0 for padding.
+    """
+    out = torch.zeros_like(query)
+    for start, stop in itertools.pairwise(batch.starts.tolist()):
+        q, k, v = (part[start:stop].transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        attended = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        out[start:stop] = attended.squeeze(0).transpose(0, 1)
+    return out

@@ -7,6 +7,8 @@ import resource
 import socket
 from typing import Final
 
+from servelite.config import SettingError, Settings
+from servelite.frontend.tls import tls_context
 from servelite.ipc.process import ExitCode
 from servelite.launcher.errors import LaunchError
 
@@ -46,7 +48,16 @@ def open_listener(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def check_certificate(settings: Settings) -> None:
+    """Raises `LaunchError` where the front ends could not use the files of `--ssl-certfile`."""
+    try:
+        tls_context(settings)
+    except SettingError as error:
+        raise LaunchError(str(error), ExitCode.SETTING) from None
+
+
+def url_of(sock: socket.socket, *, tls: bool) -> str:
     """The address to give a client on this machine."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

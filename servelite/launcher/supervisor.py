@@ -36,7 +36,7 @@ from servelite.ipc.progress import ProgressPage
 from servelite.launcher.child import Child
 from servelite.launcher.engine_life import EngineLife
 from servelite.launcher.errors import LaunchError
-from servelite.launcher.listen import open_listener, raise_descriptor_limit, url_of
+from servelite.launcher.listen import check_certificate, open_listener, raise_descriptor_limit, url_of
 from servelite.launcher.oom import oom_kills
 from servelite.launcher.recovery import MOST_RESTARTS, WINDOW_S, GiveUp, Recovery, Release, Restart
 from servelite.launcher.runtime_dir import runtime_folder
@@ -70,6 +70,7 @@ def serve(settings: Settings) -> int:
         with contextlib.nullcontext() if is_local(settings.model) else ending_at_once():
             settings = find_model(settings)
         check_model(settings)
+        check_certificate(settings)
         with SignalPipe() as signals:
             raise_descriptor_limit()
             listener = open_listener(settings.host, settings.port)
@@ -231,10 +232,10 @@ class Supervisor:
             self._look_at = time.monotonic()
             seconds = time.monotonic() - self._started
             names = ", ".join(self._settings.served_model_name)
+            url = url_of(self._listener, tls=bool(self._settings.ssl_certfile))
             with contextlib.suppress(OSError):  # whoever read our output may have left
                 print(
-                    f"servelite {servelite.__version__} serves {names} at {url_of(self._listener)} "
-                    f"(ready in {seconds:.1f} s)",
+                    f"servelite {servelite.__version__} serves {names} at {url} (ready in {seconds:.1f} s)",
                     flush=True,
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from servelite.layers.build import Build
@@ -26,3 +27,19 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., size] -> the same, in x's type."""
         return self._kernels.rms_norm(x, self.weight, self._eps)
+
+
+class LayerNorm:
+    """Layer normalisation (arXiv 1607.06450); computed in float32 whatever the model's type."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.weight, self.bias = (torch.empty(size, dtype=torch.float32) for _ in range(2))
+        self._eps = eps
+
+    def weights(self, name: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{name}.weight", self.weight)
+        yield WeightSlot(f"{name}.bias", self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same, in x's type."""
+        return F.layer_norm(x.float(), x.shape[-1:], self.weight, self.bias, self._eps).to(x.dtype)

@@ -28,6 +28,9 @@ _FILES: Final = (
     "chat_template.json",
     "model.safetensors.index.json",
     "model*.safetensors",
+    "vocab.txt",
+    "modules.json",
+    "1_Pooling/config.json",
 )
 """What is fetched of a repository; some keep a second copy of their weights under other names."""
 

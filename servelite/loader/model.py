@@ -12,8 +12,8 @@ from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.kernels.dispatch import Kernels
 from servelite.layers.build import Build
 from servelite.layers.rotary import UnknownScaling
-from servelite.loader.weights import check_weights, load_weights, open_weights
-from servelite.models.base import CausalModel, ConfigError
+from servelite.loader.weights import check_weights, load_weights, open_weights, with_prefix
+from servelite.models.base import ConfigError, Model
 from servelite.models.registry import UnknownArchitecture, build_model
 from servelite.tokenizer.model_files import ModelFileError, ModelFiles
 
@@ -33,7 +33,7 @@ class _WithoutMemory(TorchFunctionMode):
 
 def load_model(
     files: ModelFiles, kernels: Kernels, dtype: torch.dtype = torch.float32, group: Collective = ONE_RANK
-) -> CausalModel:
+) -> Model:
     """Build the model that `files` describes and read its weights, whatever their type, as `dtype`.
 
     Args:
@@ -50,7 +50,7 @@ def load_model(
             outline = build_model(files.architecture, files.config, build)
     except (UnknownArchitecture, UnknownScaling, ConfigError) as error:
         raise ModelFileError(files.path, str(error)) from None
-    source = open_weights(files)
+    source = with_prefix(open_weights(files), outline.prefix)
     check_weights(outline, source)  # memory is only taken for what the file holds
     model = build_model(files.architecture, files.config, build)
     load_weights(model, source, group)

@@ -22,6 +22,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _NAME_LIMIT = 255  # bytes of a file's name; Linux's own
 _DTYPES = ("F32", "F16", "BF16")
+_BUFFER = "embeddings.position_ids"  # integers that old checkpoints hold, and no model here reads
 
 
 class _Index(msgspec.Struct):
@@ -54,7 +55,7 @@ class SafetensorsWeights:
 
     def _add(self, name: str, file: Path, reader: safe_open) -> None:
         piece = reader.get_slice(name)
-        if piece.get_dtype() not in _DTYPES:
+        if piece.get_dtype() not in _DTYPES and not name.endswith(_BUFFER):
             known = ", ".join(_DTYPES)
             raise ModelFileError(file, f"tensor {name!r} is of type {piece.get_dtype()}; supported: {known}")
         self._files[name] = file

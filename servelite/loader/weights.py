@@ -13,7 +13,7 @@ from servelite.kernels.collective import ONE_RANK, Collective
 from servelite.layers.weights import WeightSlot
 from servelite.loader.gguf_weights import GGUFWeights
 from servelite.loader.safetensors_weights import SafetensorsWeights
-from servelite.models.base import CausalModel
+from servelite.models.base import Model
 from servelite.tokenizer.metadata_files import ModelFileError, brief
 from servelite.tokenizer.model_files import ModelFiles
 
@@ -66,7 +66,31 @@ def open_weights(files: ModelFiles) -> WeightSource:
     return SafetensorsWeights(files.path)
 
 
-def check_weights(model: CausalModel, source: WeightSource) -> None:
+class _Prefixed:
+    """A `WeightSource` whose names all begin with `prefix`, which those in the file do not."""
+
+    def __init__(self, source: WeightSource, prefix: str) -> None:
+        self.path = source.path
+        self._source, self._prefix = source, prefix
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {self._prefix + name: shape for name, shape in self._source.shapes().items()}
+
+    def file_of(self, name: str) -> Path:
+        return self._source.file_of(name.removeprefix(self._prefix))
+
+    def read(self, name: str, out: Tensor, dim: int = 0, start: int = 0) -> None:
+        self._source.read(name.removeprefix(self._prefix), out, dim, start)
+
+
+def with_prefix(source: WeightSource, prefix: str) -> WeightSource:
+    """`source`, its tensors named as in a checkpoint with a head: one that was saved without may leave the
+    prefix out."""
+    names = source.shapes()
+    return source if any(name.startswith(prefix) for name in names) else _Prefixed(source, prefix)
+
+
+def check_weights(model: Model, source: WeightSource) -> None:
     """Compare names and whole shapes alone; a model whose weights have no memory will do.
 
     Raises:
@@ -75,7 +99,7 @@ def check_weights(model: CausalModel, source: WeightSource) -> None:
     _checked_slots(model, source, source.shapes())
 
 
-def load_weights(model: CausalModel, source: WeightSource, group: Collective = ONE_RANK) -> None:
+def load_weights(model: Model, source: WeightSource, group: Collective = ONE_RANK) -> None:
     """Read every weight of `model`, or the rank's part of each; names and shapes are all checked before the
     first byte is read.
 
@@ -90,7 +114,8 @@ def load_weights(model: CausalModel, source: WeightSource, group: Collective = O
     shapes = source.shapes()
     slots = _checked_slots(model, source, shapes)
     # As transformers does it: a head in the file that is not the embedding wins over the config's word.
-    if _HEAD in shapes and model.ignores(_HEAD) and _head_differs(slots, source, shapes, group):
+    tied = _HEAD in shapes and model.ignores(_HEAD)
+    if model.task == "generate" and tied and _head_differs(slots, source, shapes, group):
         model.untie_head()
         slots = _checked_slots(model, source, shapes)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -99,7 +124,7 @@ def load_weights(model: CausalModel, source: WeightSource, group: Collective = O
 
 
 def _checked_slots(
-    model: CausalModel, source: WeightSource, shapes: dict[str, tuple[int, ...]]
+    model: Model, source: WeightSource, shapes: dict[str, tuple[int, ...]]
 ) -> list[WeightSlot]:
     slots = list(model.weights())
     for slot in slots:

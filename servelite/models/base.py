@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:  # the launcher names architectures without loading torch
     import torch
@@ -19,12 +19,12 @@ class ConfigError(ValueError):
     """A model's config asks for what its class cannot do; the text names the field and the value."""
 
 
-class CausalModel(Protocol):
-    """A decoder-only language model."""
-
+class _AnyModel(Protocol):
     vocab_size: int
+    hidden_size: int
     dtype: torch.dtype  # of weights, activations and the KV cache
     kv_groups: tuple[KVGroupSpec, ...]  # with the KV heads of this rank
+    prefix: str  # of the names of all its tensors but a head's; a checkpoint without a head may lack it
 
     def weights(self) -> Iterator[WeightSlot]:
         """Every tensor the checkpoint must hold, and where it, or this rank's part of it, goes."""
@@ -32,10 +32,6 @@ class CausalModel(Protocol):
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may hold a tensor of this name that the model has no use for."""
-        ...
-
-    def untie_head(self) -> None:
-        """Before the weights are read: give the head a table of its own, whatever the config says."""
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -46,6 +42,25 @@ class CausalModel(Protocol):
         """[tokens, hidden_size] -> the same, after all layers and the last norm; fills the KV cache."""
         ...
 
+
+class EncoderModel(_AnyModel, Protocol):
+    """Every token sees all of its text: no KV cache, no chunks, no next token. Its KV group has no layers."""
+
+    task: Literal["embed"]
+
+
+class CausalModel(_AnyModel, Protocol):
+    """A decoder-only language model."""
+
+    task: Literal["generate"]
+
+    def untie_head(self) -> None:
+        """Before the weights are read: give the head a table of its own, whatever the config says."""
+        ...
+
     def head(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:
         """[rows, hidden_size] of `forward`'s rows whose next token is wanted; the same on every rank."""
         ...
+
+
+Model = CausalModel | EncoderModel

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -135,6 +135,9 @@ class PreNormLayer:
 class Decoder:
     """A `CausalModel`; a family's class hands it the layers."""
 
+    task: Literal["generate"] = "generate"
+    prefix = "model."
+
     def __init__(
         self,
         shape: DecoderShape,
@@ -153,6 +156,7 @@ class Decoder:
             norm_offset: of the last norm, as `RMSNorm`'s.
         """
         self.vocab_size: int = shape.vocab_size
+        self.hidden_size: int = shape.hidden_size
         self.dtype: torch.dtype = build.dtype
         kv_heads = kv_head_share(shape.num_kv_heads, build.group.rank, build.group.size).size
         self.kv_groups: tuple[KVGroupSpec, ...] = divide_layers(windows, kv_heads, shape.head_dim)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from servelite.layers.build import Build
-    from servelite.models.base import CausalModel
+    from servelite.models.base import Model
 
 ARCHITECTURES: Final = {
     "Gemma3ForCausalLM": "gemma3",
@@ -23,6 +23,11 @@ ARCHITECTURES: Final = {
 }
 """Class and the module of `servelite.models` that has it; the class has the architecture's own name."""
 
+ENCODERS: Final = {"BertModel": "bert"}
+"""The same, of those that make vectors and no text."""
+
+_MODULES: Final = ARCHITECTURES | ENCODERS
+
 
 class UnknownArchitecture(ValueError):
     """No class runs this architecture; the text names it and those that are there."""
@@ -33,12 +38,12 @@ def check_architecture(architecture: str) -> None:
     Raises:
         UnknownArchitecture: there is no class for it.
     """
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+    if architecture not in _MODULES:
+        known = ", ".join(sorted(_MODULES))
         raise UnknownArchitecture(f"the model's architecture is {architecture!r}; supported: {known}")
 
 
-def build_model(architecture: str, config: dict[str, Any], build: Build) -> CausalModel:
+def build_model(architecture: str, config: dict[str, Any], build: Build) -> Model:
     """A model with its memory allocated and no weights in it yet.
 
     Raises:
@@ -48,5 +53,5 @@ def build_model(architecture: str, config: dict[str, Any], build: Build) -> Caus
         SettingError: it cannot be divided by as many ranks as `build.group` has.
     """
     check_architecture(architecture)
-    module = importlib.import_module(f"servelite.models.{ARCHITECTURES[architecture]}")
+    module = importlib.import_module(f"servelite.models.{_MODULES[architecture]}")
     return getattr(module, architecture)(config, build)

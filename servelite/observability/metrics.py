@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Final
 
@@ -148,10 +148,27 @@ class TokenHistogram(Collector):
         yield family
 
 
+class OfModel(Collector):
+    """What registries hold, each sample with the name of the model, as vLLM's have it."""
+
+    def __init__(self, model_name: str, *registries: CollectorRegistry) -> None:
+        self._label, self._registries = {"model_name": model_name}, registries
+
+    def collect(self) -> Iterator[Metric]:
+        """Their families."""
+        for family in chain.from_iterable(registry.collect() for registry in self._registries):
+            family.samples = [
+                sample._replace(labels=sample.labels | self._label) for sample in family.samples
+            ]
+            yield family
+
+
 class Metrics:
     """One front end's metrics. Updated on its event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str) -> None:
+        """`model_name`: the first of those that the model is served by."""
+        self._model_name = model_name
         self._registry = CollectorRegistry(auto_describe=False)
         """Of this front end alone."""
         self._exposed = CollectorRegistry(auto_describe=False)
@@ -196,8 +213,8 @@ class Metrics:
 
     def expose(self) -> bytes:
         """The text of `/metrics`."""
-        own = b"" if self._exchange else generate_latest(self._registry)
-        return generate_latest(self._exposed) + own
+        own = () if self._exchange else (self._registry,)
+        return generate_latest(OfModel(self._model_name, self._exposed, *own))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"servelite_{name}", text, labelnames=labels, registry=self._registry)

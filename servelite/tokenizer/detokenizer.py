@@ -47,11 +47,17 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
-        """`min_tokens`: stop strings are not looked for in the text of that many first tokens."""
+        """Begin an answer.
+
+        Args:
+            min_tokens: stop strings are not looked for in the text of that many first tokens.
+            kept: control tokens that are text even if the others are skipped.
+        """
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
         self._matcher = StopMatcher(stop) if any(stop) else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens

@@ -1,7 +1,8 @@
-"""Which bytes each token adds to a text, for the two families of decoders that text models use.
+"""Which bytes each token adds to a text, for the three families of decoders that text models use.
 
 Byte-level BPE writes each byte as one printable character (GPT-2's table). SentencePiece-like
-vocabularies write a space as U+2581 and a byte without a token of its own as `<0xNN>`.
+vocabularies write a space as U+2581 and a byte without a token of its own as `<0xNN>`. WordPiece marks
+what continues a word, and there is a space before all else.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class PieceDecoder:
     byte_level: bool
     byte_fallback: bool = False
     strip_leading_space: bool = False  # a text's first character, when it is a space, is dropped
+    continuation: str = ""  # WordPiece's mark
 
     def piece_bytes(self, piece: str, *, added: bool, special: bool) -> bytes:
         """The bytes of one token; `added` tokens hold plain text in byte-level vocabularies."""
@@ -48,6 +50,9 @@ class PieceDecoder:
                 return bytes([BYTE_ALPHABET[character] for character in piece])
             except KeyError:
                 return piece.encode()
+        if self.continuation:
+            within = piece.removeprefix(self.continuation)
+            return (within if within != piece else f" {piece}").encode()
         if special:
             return piece.encode()
         if self.byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
@@ -59,7 +64,7 @@ def piece_decoder(tokenizer: Tokenizer) -> PieceDecoder:
     """The decoder of `tokenizer`, read from its own description.
 
     Raises:
-        UnknownTokenizer: it is none of byte-level, Metaspace, or SentencePiece's sequence.
+        UnknownTokenizer: it is none of byte-level, Metaspace, WordPiece, or SentencePiece's sequence.
     """
     if tokenizer.decoder is None:
         raise UnknownTokenizer("the tokenizer has no decoder")
@@ -67,6 +72,8 @@ def piece_decoder(tokenizer: Tokenizer) -> PieceDecoder:
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return PieceDecoder(byte_level=True)
+    if kinds == {"WordPiece"}:
+        return PieceDecoder(byte_level=False, strip_leading_space=True, continuation=steps[0]["prefix"])
     if not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         raise UnknownTokenizer(f"the tokenizer's decoder is {'+'.join(step['type'] for step in steps)}")
     strip = False

@@ -82,6 +82,21 @@ class Tokenizer:
         """The texts of all control tokens."""
         return tuple(self._control_ids)
 
+    def split_controls(self, text: str) -> list[str | int]:
+        """`text` with the control tokens that are spelled out in it as their IDs."""
+        spans = [match.span() for match in self._control_pattern.finditer(text)]
+        return [part for part in self._cut(text, spans) if part != ""]
+
+    def special_ids_in(self, texts: Sequence[str]) -> frozenset[int]:
+        """The control tokens whose text is one of `texts` or occurs in one."""
+        found = (index for name, index in self._control_ids.items() if any(name in text for text in texts))
+        return frozenset(found)
+
+    def added_id(self, text: str) -> int | None:
+        """The token beside the model's own vocabulary that is spelled `text`, a control token or not."""
+        token: int | None = self._backend.token_to_id(text)
+        return token if token in self._added else None
+
     @property
     def strips_leading_space(self) -> bool:
         """Whether a decoded text's first character is dropped when it is a space (SentencePiece)."""
@@ -122,6 +137,16 @@ class Tokenizer:
         if self._before and ids[: len(self._before)] == self._before:
             return ids + self._after
         return self._before + ids + self._after
+
+    @property
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """What the model has before and after a text: BOS and EOS, or nothing."""
+        return self._before, self._after
+
+    def own_bos(self, text: str) -> list[tuple[int, int]]:
+        """The span of the BOS that `text` begins with, where the model puts one before every text."""
+        own = self.bos_token_id in self._before and text.startswith(self.bos_token)
+        return [(0, len(self.bos_token))] if own else []
 
     def encode_rendered(self, text: str, template_controls: Sequence[tuple[int, int]]) -> list[int]:
         """The token IDs of a rendered chat, in which only the template's control tokens are ones.

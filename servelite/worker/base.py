@@ -36,8 +36,8 @@ class ModelRunner(Protocol):
         """Draw a token for each row with logits; the token also lands in the resident table.
 
         Args:
-            masks: [sampling rows, ceil(vocab / 32)] little-endian uint32 bit masks, 1 allows;
-                None where the plan needs none.
+            masks: a frame of `ipc.masks`, of those sampling rows that a grammar binds; None where the
+                plan needs none.
         """
         ...
 

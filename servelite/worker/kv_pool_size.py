@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from servelite.config import SettingError, Settings
+from servelite.config import SettingError, Settings, flag_of
 from servelite.kernels.collective import ONE_RANK, Collective
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ def size_pool(
             one of them logs what there is to say.
 
     Raises:
-        SettingError: the length asked for is above the model's or does not fit; the text has the numbers.
+        SettingError: the length asked for is above the model's or does not fit, or the memory asked for is
+            not there; the text has the numbers.
     """
     if settings.max_model_len > model_len:
         raise SettingError(
@@ -75,6 +77,12 @@ def size_pool(
             usable, blocks, settings.max_num_seqs, length,
         )  # fmt: skip
     blocks = min(blocks, usable)
+    free = available // group.size
+    if settings.kv_cache_memory_bytes and blocks * block_bytes > free:
+        raise SettingError(
+            f"--kv-cache-memory-bytes is {settings.kv_cache_memory_bytes}: the KV pool would take "
+            f"{blocks * block_bytes} bytes of memory, and {free} are available"
+        )
     if blocks >= blocks_per_request:
         return PoolSize(blocks, length)
     whole_blocks = range(1, -(-length // size) + 1)
@@ -91,6 +99,29 @@ def size_pool(
         length, fitting, blocks, size,
     )  # fmt: skip
     return PoolSize(blocks, fitting)
+
+
+def size_without_memory(settings: Settings, model_len: int) -> PoolSize:
+    """For an encoder: its blocks hold nothing, and there are as many as can be used.
+
+    Args:
+        model_len: as in `size_pool`. No prompt may be above the step's budget: it is computed in one.
+
+    Raises:
+        SettingError: the length asked for is above the model's or the budget, or memory is asked for.
+    """
+    for name in ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"):
+        if getattr(settings, name):
+            raise SettingError(f"{flag_of(name)} has no effect: the model is an encoder, without a KV cache")
+    budget = settings.max_num_batched_tokens
+    if settings.max_model_len > budget:
+        raise SettingError(
+            f"--max-model-len is {settings.max_model_len}, above --max-num-batched-tokens {budget}: an "
+            "encoder computes a prompt in one step"
+        )
+    model_len = min(model_len, budget)
+    blocks = settings.max_num_seqs * -(-(settings.max_model_len or model_len) // settings.block_size)
+    return size_pool(dataclasses.replace(settings, num_gpu_blocks_override=blocks), model_len, 0, 0)
 
 
 def _pool_bytes(settings: Settings, available: int, weights: int, most: int) -> int:

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from servelite.config import Settings
+from servelite.ipc.masks import unpack_masks
 from servelite.ipc.messages import (
     FLAG,
     KVGroup,
     Plan,
+    Pooling,
     RowFlag,
     RunnerFacts,
     StepResult,
@@ -34,14 +36,16 @@ from servelite.kernels.kv_layout import KVPool
 from servelite.layers.embedding import HeadNeed
 from servelite.layers.step_context import StepContext
 from servelite.loader.model import load_model
-from servelite.models.base import CausalModel
+from servelite.models.base import Model
 from servelite.tokenizer.model_files import open_model_files
+from servelite.tokenizer.pooling import read_pooling
 from servelite.worker.base import StepFailedError, StepGapError
 from servelite.worker.device import CPUDevice, Device, StepBuffers
-from servelite.worker.kv_pool_size import available_memory, size_pool
+from servelite.worker.kv_pool_size import available_memory, size_pool, size_without_memory
 from servelite.worker.logprobs import prompt_logprobs, sampled_logprobs, score_tokens
+from servelite.worker.pooler import Pooler
 from servelite.worker.resident import ResidentTable
-from servelite.worker.sampler import sample
+from servelite.worker.sampler import apply_masks, sample
 from servelite.worker.step_inputs import PromptSpan, StepInputs, build_step_inputs, sampling_rows
 
 _log = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ class CPUModelRunner:
     """A `worker.base.ModelRunner` on the CPU. One thread calls it."""
 
     def __init__(
-        self, model: CausalModel, facts: RunnerFacts, max_num_seqs: int, device: Device | None = None
+        self, model: Model, facts: RunnerFacts, max_num_seqs: int, device: Device | None = None
     ) -> None:
         """`device`: None for plain calls on the CPU."""
         self.facts = facts
@@ -64,6 +68,7 @@ class CPUModelRunner:
         self._table = ResidentTable(
             max_num_seqs, facts.max_model_len, facts.block_size, len(model.kv_groups), model.vocab_size
         )
+        self._pooler = None if facts.pooling is None else Pooler(facts.pooling, max_num_seqs)
         self._compute = (device or CPUDevice()).record(self._forward)
         self._beat: Callable[[], None] = lambda: None
         self._last_step: int | None = None
@@ -94,7 +99,11 @@ class CPUModelRunner:
         windows = tuple(spec.window for spec in model.kv_groups)
         weights = sum(slot.tensor.nbytes for slot in model.weights())
         least, most = _range_over_ranks(group, available_memory(), weights)
-        size = size_pool(settings, files.max_model_len, block_bytes, least[0], windows, most[1], group)
+        encoder = model.task == "embed"
+        if encoder:
+            size = size_without_memory(settings, files.max_model_len)
+        else:
+            size = size_pool(settings, files.max_model_len, block_bytes, least[0], windows, most[1], group)
         _warm_up(model, settings.block_size)
         clock.mark("warm up")
         facts = RunnerFacts(
@@ -108,14 +117,18 @@ class CPUModelRunner:
             dtype=_name(model.dtype),
             device="cpu",
             ledger=clock.phases(),
-            features=("logprobs",),
+            features=() if encoder else ("logprobs",),
+            pooling=Pooling(*read_pooling(model_path, settings.pooling, encoder=encoder), model.hidden_size),
+            encoder=encoder,
         )
         if group.rank == 0:
             each = f" in each of {group.size} ranks" if group.size > 1 else ""
+            memory = size.num_blocks * block_bytes / 2**30
+            blocks = f"{size.num_blocks} KV blocks of {settings.block_size} tokens ({memory:.2f} GiB)"
             _log.info(
-                "model: %s in %s, %d KV blocks of %d tokens (%.2f GiB), %d threads%s",
-                files.architecture, facts.dtype, size.num_blocks, settings.block_size,
-                size.num_blocks * block_bytes / 2**30, torch.get_num_threads(), each,
+                "model: %s in %s, %s, %d threads%s",
+                files.architecture, facts.dtype, "no KV cache" if encoder else blocks,
+                torch.get_num_threads(), each,
             )  # fmt: skip
         return cls(model, facts, settings.max_num_seqs)
 
@@ -178,6 +191,9 @@ class CPUModelRunner:
             tokens, finite, logprobs = self._draw(rows, inputs.last_tokens, masks)
             self._table.append(rows, tokens)
             flags[samples] = np.where(finite, RowFlag.OK, RowFlag.NON_FINITE)
+        vectors = self._pooler.take(self._hidden, inputs.pooled) if self._pooler else {}
+        for row, vector in vectors.items():
+            flags[asked == row] = RowFlag.OK if vector.isfinite().all() else RowFlag.NON_FINITE
         packed = pack(tokens)
         return StepResult(
             epoch=plan.epoch,
@@ -191,6 +207,7 @@ class CPUModelRunner:
             prompt_logprobs=dict(self._score_prompts(inputs.prompt_spans)),
             seconds=(*self._seconds, time.perf_counter() - began),
             checksum=zlib.crc32(packed),
+            vectors={row: vector.numpy().tobytes() for row, vector in vectors.items()},
         )
 
     def _draw(
@@ -203,6 +220,7 @@ class CPUModelRunner:
         table, processors = self._table, self._table.processors
         hidden = self._hidden.index_select(0, last_tokens)
         scored = np.flatnonzero(table.logprobs[rows] >= 0)
+        assert self._model.task == "generate", "an encoder's rows pool"
         plain = masks is None and not table.temperature[rows].any() and not processors.used_by(rows)
         if plain and not len(scored):
             head = self._model.head(hidden, HeadNeed.ARG_MAX)
@@ -213,10 +231,11 @@ class CPUModelRunner:
         raw = logits[torch.from_numpy(scored)]  # a copy: the passes work in place
         if processors.used_by(rows):
             processors.apply(logits, rows, table.tokens, table.num_known[rows], table.prompt_len[rows])
-        bits: Tensor | None = None
         if masks is not None:
-            bits = torch.from_numpy(np.frombuffer(masks, np.uint8).reshape(len(rows), -1).copy())
-        tokens = sample(logits, sampling_rows(table, rows), bits)
+            masked, bits = unpack_masks(masks)
+            if len(masked):
+                apply_masks(logits, torch.from_numpy(np.flatnonzero(np.isin(rows, masked))), bits)
+        tokens = sample(logits, sampling_rows(table, rows))
         logprobs: dict[int, TokenLogprobs] = {}
         if len(scored):
             part = rows[scored]
@@ -227,6 +246,7 @@ class CPUModelRunner:
         return tokens.numpy(), finite.numpy(), logprobs
 
     def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._model.task == "generate", "an encoder's rows pool"
         head = self._model.head(hidden, HeadNeed.LOGITS)
         assert head.logits is not None
         return head.logits, head.finite
@@ -295,7 +315,7 @@ class _Ledger:
 
 
 @torch.inference_mode()
-def _warm_up(model: CausalModel, block_size: int) -> None:
+def _warm_up(model: Model, block_size: int) -> None:
     """One small step through every kernel (a decode, a fresh chunk, a later chunk), its result dropped."""
     pool = KVPool(model.kv_groups, 3, block_size, model.dtype)
     pool.zero(torch.arange(3))
@@ -307,4 +327,6 @@ def _warm_up(model: CausalModel, block_size: int) -> None:
     )
     zeros = torch.zeros(int(starts[-1]), dtype=torch.int64)
     context = StepContext(zeros, batches, pool.layers)
-    model.head(model.forward(model.embed(zeros), context)[-1:], HeadNeed.LOGITS)
+    hidden = model.forward(model.embed(zeros), context)
+    if model.task == "generate":
+        model.head(hidden[-1:], HeadNeed.LOGITS)

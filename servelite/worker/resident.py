@@ -36,6 +36,7 @@ class ResidentTable:
         self.choice = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int64)  # alternatives a token; -1: none are wanted
         self.prompt_logprobs = np.full(rows, -1, np.int64)
+        self.pools = np.zeros(rows, np.bool_)  # it ends with its prompt, and a vector
         self.processors = LogitsProcessors(rows, vocab_size)
 
     def apply(self, plan: Plan) -> _Longs:
@@ -76,6 +77,7 @@ class ResidentTable:
         self.choice[row] = new.choice
         self.logprobs[row] = sampling.logprobs
         self.prompt_logprobs[row] = sampling.prompt_logprobs
+        self.pools[row] = new.pools
         self.processors.occupy(row, sampling, tokens, new.prompt_len)
 
     def append(self, rows: _Ints, tokens: _Longs) -> None:

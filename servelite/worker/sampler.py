@@ -2,7 +2,7 @@
 
 A draw is the arg max of logit/T + g over the tokens that survive top-k, top-p and min-p, with g the
 Gumbel noise of `philox.py`: a softmax sample without a sum, a scan or a state. Order of the passes:
-bias, penalties and token masks (`logits_processors.py`, before this), the grammar's mask, temperature,
+bias, penalties and token masks (`logits_processors.py`, before this), grammars' masks, temperature,
 top-k, top-p, min-p; a pass that no row needs is skipped. On a tie the lowest token ID wins, everywhere.
 """
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from servelite.ipc.masks import unpack_bits
 from servelite.worker.philox import GUMBEL_LARGEST, gumbel_numpy
 
 _FIRST_LOOK = 256  # of a row's best tokens: holds the nucleus nearly always
@@ -39,19 +40,28 @@ class SamplingRows:
         return SamplingRows(*(column[rows] for column in vars(self).values()))
 
 
-def sample(logits: Tensor, rows: SamplingRows, masks: Tensor | None = None) -> Tensor:
+def apply_masks(logits: Tensor, places: Tensor, masks: npt.NDArray[np.uint8]) -> None:
+    """Forbid, in some rows, what their masks do not allow; the other rows are not touched.
+
+    Args:
+        logits: float32 [rows, vocabulary]; changed in place.
+        places: int64 [masked], places among the rows.
+        masks: [masked, >= ceil(vocabulary / 8)], bits little-endian, 1 allows.
+    """
+    allowed = torch.from_numpy(unpack_bits(masks, logits.shape[1]))
+    logits[places] = logits[places].masked_fill_(~allowed, -torch.inf)
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Draw one token a row.
 
     Args:
         logits: float32 [rows, vocabulary]; overwritten.
-        masks: uint8 [rows, >= ceil(vocabulary / 8)], bits little-endian, 1 allows; None: all allowed.
 
     Returns:
         int64 [rows], always inside the vocabulary: the arg max where a row's best logit is not finite
         (NaN, or nothing is allowed: then token 0), and no other row suffers from that.
     """
-    if masks is not None:
-        logits.masked_fill_(~unpack_masks(masks, logits.shape[1]), -torch.inf)
     best, tokens = logits.max(dim=-1)
     random = torch.nonzero(rows.temperature > 0).squeeze(-1)
     if len(random):
@@ -63,12 +73,6 @@ def sample(logits: Tensor, rows: SamplingRows, masks: Tensor | None = None) -> T
         _truncate(scores, chosen)
         tokens[random] = torch.from_numpy(_draw(scores.numpy(), chosen, tokens[random].numpy()))
     return tokens
-
-
-def unpack_masks(masks: Tensor, vocab_size: int) -> Tensor:
-    """uint8 [rows, bytes] -> bool [rows, vocab_size]."""
-    bits = masks.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.view(len(masks), -1)[:, :vocab_size].bool()
 
 
 def _truncate(scores: Tensor, rows: SamplingRows) -> None:

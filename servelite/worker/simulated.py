@@ -1,9 +1,9 @@
 """A model runner without a model: the time of a step by a cost model, tokens by a hash or a script.
 
 It keeps a simulated KV cache: the slot of each position holds a hash of all tokens up to it, and a
-sampled token is drawn from the hash found through the row's block table. So a token depends on
-everything a real model's would (prompt, output so far, seed, position) and on nothing else, and a
-scheduler or KV manager that gives a row a wrong block yields other tokens.
+sampled token is drawn from the hash found through the row's block table, as is a prompt's vector. So a
+token depends on everything a real model's would (prompt, output so far, seed, position) and on nothing
+else, and a scheduler or KV manager that gives a row a wrong block yields other tokens.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from servelite.config import SettingError, Settings
+from servelite.ipc.masks import unpack_bits, unpack_masks
 from servelite.ipc.messages import (
     FLAG,
     KVGroup,
     NewRow,
     Plan,
+    Pooling,
     RunnerFacts,
     SamplingParams,
     StepResult,
@@ -33,7 +35,8 @@ from servelite.ipc.messages import (
     unpack,
 )
 from servelite.kernels.collective import ONE_RANK, Collective
-from servelite.tokenizer.model_files import ModelFiles, open_model_files
+from servelite.tokenizer.model_files import ModelFiles, open_model_files, with_tokenizer
+from servelite.tokenizer.pooling import read_pooling
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from servelite.worker.base import StepGapError
 from servelite.worker.kv_pool_size import size_pool
@@ -111,7 +114,11 @@ def load_script(path: str, tokenizer: Tokenizer) -> Script:
 
 
 def simulated_facts(
-    settings: Settings, vocab_size: int, model_max_len: int, group: Collective = ONE_RANK
+    settings: Settings,
+    vocab_size: int,
+    model_max_len: int,
+    group: Collective = ONE_RANK,
+    pooling: Pooling | None = None,
 ) -> RunnerFacts:
     """Facts of a simulated model of any length; no memory bounds its pool but `_MAX_BLOCKS`.
 
@@ -133,6 +140,7 @@ def simulated_facts(
         kv_groups=(KVGroup("full", (0,), _BLOCK_BYTES),),
         dtype="none",
         device="none",
+        pooling=pooling,
     )
 
 
@@ -173,6 +181,7 @@ class SimulatedRunner:
         self._key = np.zeros(max_num_seqs, dtype=np.uint64)  # of seed and choice; 0 for greedy
         self._answers: list[tuple[int, ...]] = [()] * max_num_seqs
         self._sampling = [SamplingParams(max_tokens=1)] * max_num_seqs
+        self._pools = np.zeros(max_num_seqs, dtype=np.bool_)
         self._tables = np.zeros((groups, max_num_seqs, blocks), dtype=np.int32)
         self._counts = np.zeros((groups, max_num_seqs), dtype=np.int64)
         self._kv = np.zeros(facts.num_blocks * facts.block_size, dtype=np.uint64)
@@ -187,11 +196,15 @@ class SimulatedRunner:
     ) -> SimulatedRunner:
         """A runner with the tokenizer and length of the model at `model_path`, none of its weights."""
         files: ModelFiles = open_model_files(model_path)
+        if settings.tokenizer:
+            files = with_tokenizer(files, Path(settings.tokenizer))
         tokenizer = load_tokenizer(files)
         script = load_script(settings.simulated_script, tokenizer) if settings.simulated_script else None
         fixed = settings.simulated_step_ms
         cost = CostModel() if fixed is None else CostModel(fixed / 1000, 0.0, 0.0)
-        facts = simulated_facts(settings, tokenizer.vocab_size, files.max_model_len, group)
+        kind, normalize = read_pooling(model_path, settings.pooling, encoder=False)
+        pooling = Pooling(kind, normalize, files.config.get("hidden_size", 64))
+        facts = simulated_facts(settings, tokenizer.vocab_size, files.max_model_len, group, pooling)
         return cls(facts, settings.max_num_seqs, cost=cost, script=script, group=group)
 
     @property
@@ -231,17 +244,21 @@ class SimulatedRunner:
         """See `ModelRunner.sample`."""
         planned = unpack(plan.rows)
         asked = planned[unpack(plan.num_logits) > 0]
-        counts = self._computed[asked] == self._known[asked]
+        complete = self._computed[asked] == self._known[asked]
+        counts = complete & ~self._pools[asked]
         rows = asked[counts]
         length = self._computed[rows]
         drawn = self._draw(rows, length)
         tokens = (drawn % np.uint64(self._facts.vocab_size)).astype(np.int32)
-        if masks is not None:
-            tokens = self._masked(drawn, masks)
+        allowed = {} if masks is None else self._allowed(masks)
         for at, row in enumerate(rows.tolist()):
             index = int(length[at] - self._prompt_len[row])
-            if index < len(self._answers[row]):
-                tokens[at] = self._answers[row][index]
+            if row in allowed and len(ids := allowed[row]):
+                tokens[at] = ids[int(drawn[at]) % len(ids)]
+            # A script's token gives way to a grammar that does not allow it.
+            answer = self._answers[row]
+            if index < len(answer) and (row not in allowed or answer[index] in allowed[row]):
+                tokens[at] = answer[index]
             sampling = self._sampling[row]
             while index < sampling.min_tokens and tokens[at] in sampling.stop_token_ids:
                 tokens[at] = (tokens[at] + 1) % self._facts.vocab_size
@@ -258,6 +275,7 @@ class SimulatedRunner:
             flags=pack(np.zeros(len(asked)), FLAG),
             seconds=(0.0, self._seconds, 0.0),
             checksum=zlib.crc32(pack(tokens)),
+            vectors=self._vectors(asked[complete & ~counts]),
         )
 
     def _seat(self, new: NewRow) -> None:
@@ -268,7 +286,7 @@ class SimulatedRunner:
         self._counts[:, row] = 0
         key = _mix(_mix(np.array([new.seed], dtype=np.uint64) + np.uint64(1)) + np.uint64(new.choice + 1))
         self._key[row] = key[0] if new.sampling.temperature > 0 else 0
-        self._sampling[row] = new.sampling
+        self._sampling[row], self._pools[row] = new.sampling, new.pools
         self._answers[row] = self._script.answer_to(tokens[: new.prompt_len]) if self._script else ()
 
     def _append_blocks(self, plan: Plan, rows: npt.NDArray[np.int32]) -> None:
@@ -320,14 +338,22 @@ class SimulatedRunner:
             seen = _mix(seen ^ self._kv[self._slots(group, rows, length - 1)])
         return _mix(seen ^ self._key[rows])
 
-    def _masked(self, drawn: _U64, masks: bytes) -> npt.NDArray[np.int32]:
-        """The token each draw picks among those its bit mask allows."""
-        bits = np.frombuffer(masks, dtype=np.uint8).reshape(len(drawn), -1)
-        tokens = np.empty(len(drawn), dtype=np.int32)
-        for at, row_bits in enumerate(bits):
-            allowed = np.flatnonzero(np.unpackbits(row_bits, bitorder="little")[: self._facts.vocab_size])
-            tokens[at] = allowed[int(drawn[at]) % len(allowed)]
-        return tokens
+    def _vectors(self, rows: npt.NDArray[np.int32]) -> dict[int, bytes]:
+        """A vector for each prompt, of numbers from -1 to 1."""
+        if not len(rows):
+            return {}
+        assert self._facts.pooling is not None
+        drawn = self._draw(rows, self._computed[rows])[:, None]
+        places: _U64 = np.arange(self._facts.pooling.size, dtype=np.uint64)
+        mixed = _mix(drawn + places)
+        values = mixed.astype(np.int64).astype("<f4") / np.float32(1 << 63)
+        return {row: values[at].tobytes() for at, row in enumerate(rows.tolist())}
+
+    def _allowed(self, masks: bytes) -> dict[int, npt.NDArray[np.int64]]:
+        """The tokens that each masked row may take."""
+        rows, packed = unpack_masks(masks)
+        bits = unpack_bits(packed, self._facts.vocab_size)
+        return {row: np.flatnonzero(bits[at]) for at, row in enumerate(rows.tolist())}
 
     def _wait(self) -> None:
         """Steps follow one another; each takes its time from when the one before ended."""

@@ -27,6 +27,16 @@ class PromptSpan:
 
 
 @dataclass(frozen=True)
+class PooledSpan:
+    """The tokens that a step computes of a prompt whose vector is wanted."""
+
+    row: int
+    first: int  # position of the first
+    tokens: slice  # of the flat batch
+    last: bool  # the prompt ends with them
+
+
+@dataclass(frozen=True)
 class StepInputs:
     """What one forward pass and the sampling after it need."""
 
@@ -37,6 +47,7 @@ class StepInputs:
     samples: npt.NDArray[np.bool_]  # [asked]: those that sample
     last_tokens: Tensor  # int64 [sampling rows]: each one's last token in the flat batch
     prompt_spans: tuple[PromptSpan, ...]
+    pooled: tuple[PooledSpan, ...]
 
 
 def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size: int) -> StepInputs:
@@ -44,7 +55,7 @@ def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size
 
     A row with logits samples if the step computes all tokens that the table has of it. Of its last
     `num_logits` positions, those that predict a token of its prompt are scored, if the row wants
-    its prompt's logprobs.
+    its prompt's logprobs. A row that pools never samples.
     """
     rows, counts = unpack(plan.rows), unpack(plan.num_tokens).astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)))
@@ -58,7 +69,8 @@ def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size
     )
     num_logits = unpack(plan.num_logits)
     asked = np.flatnonzero(num_logits)
-    samples = (computed + counts == table.num_known[rows])[asked]
+    complete, pools = computed + counts == table.num_known[rows], table.pools[rows]
+    samples = (complete & ~pools)[asked]
     return StepInputs(
         token_ids=torch.from_numpy(token_ids.astype(np.int64)),
         positions=torch.from_numpy(positions),
@@ -68,6 +80,15 @@ def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size
         last_tokens=torch.from_numpy(starts[asked[samples] + 1] - 1),
         prompt_spans=_prompt_spans(
             asked[table.prompt_logprobs[rows[asked]] >= 0], rows, starts, num_logits, table
+        ),
+        pooled=tuple(
+            PooledSpan(
+                int(rows[at]),
+                int(computed[at]),
+                slice(int(starts[at]), int(starts[at + 1])),
+                bool(complete[at]),
+            )
+            for at in np.flatnonzero(pools)
         ),
     )
 

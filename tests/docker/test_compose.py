@@ -73,7 +73,7 @@ def test_the_command_is_one_that_servelite_knows(capsys: Any) -> None:
 
 
 def test_the_page_names_what_there_is() -> None:
-    exposed = set(re.findall(r"^# TYPE (\w+) ", Metrics().expose().decode(), re.MULTILINE))
+    exposed = set(re.findall(r"^# TYPE (\w+) ", Metrics("demo").expose().decode(), re.MULTILINE))
     named = set(re.findall(r"`(servelite_\w+)`", PAGE))
     assert named and named <= exposed
     flags = set(re.findall(r"`(--[a-z-]+)`", (ROOT / "docs" / "settings.md").read_text()))

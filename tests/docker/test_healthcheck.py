@@ -10,14 +10,15 @@ from pathlib import Path
 
 from tests.docker.nginx import free_port
 from tests.http.server import running_server
+from tests.http.test_edges import certificate
 from tests.sources import ROOT
 
 
-def health(port: int) -> tuple[int, str]:
+def health(port: int, **settings: str) -> tuple[int, str]:
     """Exit code and output."""
     done = subprocess.run(
         [sys.executable, ROOT / "docker" / "healthcheck.py"],
-        env={**os.environ, "SERVELITE_PORT": str(port)},
+        env={**os.environ, "SERVELITE_PORT": str(port), **settings},
         capture_output=True,
         text=True,
         check=False,
@@ -39,3 +40,11 @@ def test_ready_draining_and_gone(tmp_path: Path, demo_model: Path) -> None:
         assert server.wait() == 0
     code, said = health(free_port())
     assert code == 1 and said.startswith("no answer: ConnectionRefusedError")
+
+
+def test_tls(tmp_path: Path, demo_model: Path) -> None:
+    certfile, keyfile = map(str, certificate(tmp_path))
+    flags = ("--executor", "simulated", "--ssl-certfile", certfile, "--ssl-keyfile", keyfile)
+    with running_server(tmp_path, *flags) as server:
+        asked = health(server.port, SERVELITE_SSL_CERTFILE=certfile)
+        assert asked == (0, '200 {"status":"ready"}\n')

@@ -21,7 +21,7 @@ from tests.sources import ROOT
 
 EXAMPLES: Final = ROOT / "examples"
 ANSWER: Final = "The capital of France is Paris."
-PYTHON: Final = ("chat.py", "streaming.py", "concurrent_requests.py", "offline_batch.py")
+PYTHON: Final = ("chat.py", "streaming.py", "tools.py", "concurrent_requests.py", "offline_batch.py")
 NODE: Final = ("chat.mjs", "streaming.mjs")
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
@@ -72,6 +72,12 @@ def test_chat(server: Server) -> None:
 
 def test_streaming(server: Server) -> None:
     assert said_by("streaming.py", server.url, sys.executable) == [ANSWER, "8 tokens"]
+
+
+def test_tools(server: Server) -> None:
+    call, answer = said_by("tools.py", server.url, sys.executable)
+    assert call == 'get_temperature({"city": "Paris"}): 18 degrees'
+    assert "18 degrees" in answer
 
 
 def test_concurrent_requests(server: Server) -> None:

@@ -12,7 +12,15 @@ from fastapi import FastAPI
 class Call:
     """One request under way."""
 
-    def __init__(self, app: FastAPI, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        path: str,
+        body: Any,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "",
+    ) -> None:
         self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._gone = asyncio.Event()
         self._asked = False
@@ -24,7 +32,7 @@ class Call:
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "GET" if body is None else "POST",
+            "method": method or ("GET" if body is None else "POST"),
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

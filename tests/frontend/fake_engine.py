@@ -66,7 +66,12 @@ class FakeEngine:
         return self._sock.recv() is None
 
     async def greet(
-        self, *, max_model_len: int = 512, contract: int = CONTRACT_VERSION, vocab_size: int = 49152
+        self,
+        *,
+        max_model_len: int = 512,
+        contract: int = CONTRACT_VERSION,
+        vocab_size: int = 49152,
+        **more: Any,
     ) -> None:
         """Take the Hello and answer Ready."""
         assert isinstance(await self.receive(), Hello)
@@ -85,6 +90,7 @@ class FakeEngine:
                 device="none",
                 executor="fake",
                 features=("logprobs",),
+                **more,
             )
         )
 
@@ -123,9 +129,9 @@ def opened(model: Path) -> ModelMetadata:
 
 @asynccontextmanager
 async def service_and_engine(
-    model: Path, folder: Path, *, greet: bool = True, **settings: Any
+    model: Path, folder: Path, *, greet: bool = True, facts: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Service, FakeEngine]]:
-    """A service on a fake engine that has greeted it."""
+    """A service on a fake engine that has greeted it, with `facts` of its own."""
     address = f"ipc://{folder}/e.sock"
     engine = FakeEngine(address)
     service = Service(
@@ -134,7 +140,7 @@ async def service_and_engine(
     reader = asyncio.create_task(service.engine.run(address, EPOCH))
     try:
         if greet:
-            await engine.greet()
+            await engine.greet(**(facts or {}))
             await service.engine.ready()
             service.lifecycle.serve()
         yield service, engine

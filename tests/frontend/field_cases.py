@@ -16,13 +16,25 @@ from servelite.frontend.fields import (
     JSONObject,
     Number,
     Object,
+    OneOf,
     Only,
+    Refused,
     String,
     Strings,
     TokenBias,
     TokenIDs,
 )
+from servelite.frontend.grammars import (
+    MAX_CHOICE_CHARS,
+    MAX_GRAMMAR_CHARS,
+    MAX_NAME_CHARS,
+    MAX_REGEX_CHARS,
+    MAX_SCHEMA_CHARS,
+)
+from servelite.frontend.grammars import MAX_CHOICES as MAX_GRAMMAR_CHOICES
 from servelite.frontend.prompts import MAX_MESSAGES, MAX_PROMPTS
+from servelite.frontend.tools import MAX_TOOLS
+from tests.frontend.translated_fields import TRANSLATED
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -37,13 +49,127 @@ class Case:
     limits: tuple[str, ...] = ()
 
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def tools(count: int) -> list[dict[str, Any]]:
+    """Functions with names of their own."""
+    return [{"type": "function", "function": {"name": f"f{i}"}} for i in range(count)]
+
+
+def function(**fields: Any) -> list[dict[str, Any]]:
+    """One function."""
+    return [{"type": "function", "function": {"name": "f"} | fields}]
+
+
+BOOLEAN = {"type": "boolean"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """An object in an object, `depth` in all."""
+    value: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
+def _format(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema} | more}
+
+
 CUSTOM: dict[str, list[Case]] = {
+    "response_format": [
+        *[Case("within", {"type": kind}, True) for kind in ("text", "json_object")],
+        Case("within", _format(BOOLEAN), True),
+        Case("within", _format(BOOLEAN, strict=False, description="d"), True),
+        Case("high", _format(BOOLEAN, name="n" * MAX_NAME_CHARS), True),
+        Case("above", _format(BOOLEAN, name="n" * (MAX_NAME_CHARS + 1)), False, (str(MAX_NAME_CHARS),)),
+        Case("above", _format({"const": "x" * MAX_SCHEMA_CHARS}), False, (str(MAX_SCHEMA_CHARS),)),
+        Case("below", _format(BOOLEAN, name=""), False),
+        *[Case("type", {"type": kind}, False) for kind in ("sound", 1, None, "json_schema")],
+        *[Case("type", _format(schema), False) for schema in (None, [], "x", True)],
+        *[Case("type", _format(BOOLEAN, **{k: 1}), False) for k in ("name", "strict", "description", "odd")],
+        Case("type", {"type": "json_schema", "schema": BOOLEAN}, False),
+        *[Case("type", value, False) for value in (1, "text", [], {}, {"type": "text", "odd": 1})],
+    ],
+    "structured_outputs": [
+        *[Case("within", {"json": schema}, True) for schema in ({}, BOOLEAN, '{"type": "boolean"}')],
+        Case("within", {"regex": "a+"}, True),
+        Case("high", {"regex": "a" * MAX_REGEX_CHARS}, True),
+        Case("above", {"regex": "a" * (MAX_REGEX_CHARS + 1)}, False, (str(MAX_REGEX_CHARS),)),
+        Case("high", {"choice": ["x" * MAX_CHOICE_CHARS]}, True),
+        Case("above", {"choice": ["x" * (MAX_CHOICE_CHARS + 1)]}, False, (str(MAX_CHOICE_CHARS),)),
+        Case("above", {"choice": ["x"] * (MAX_GRAMMAR_CHOICES + 1)}, False, (str(MAX_GRAMMAR_CHOICES),)),
+        Case("below", {"choice": []}, False),
+        *[Case("within", {"grammar": text}, True) for text in ('start: "a"', 'root ::= "a"')],
+        Case("above", {"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, False, (str(MAX_GRAMMAR_CHARS),)),
+        *[
+            Case("type", {"grammar": f"start: {word} {{}}"}, False)
+            for word in ("%json", "x[temperature = 1]")
+        ],
+        *[Case("type", {"json": schema}, False) for schema in (1, [], "[1]", "{", True)],
+        *[Case("type", {kind: 1}, False) for kind in ("regex", "choice", "grammar", "odd")],
+        Case("type", {"choice": [1]}, False),
+        Case("type", {"grammar": "root ::= " + "(" * 30_000}, False),
+        *[Case("type", value, False) for value in (1, "a", [], {}, {"regex": "a", "choice": ["a"]})],
+    ],
+    "tools": [
+        Case("low", [], True),
+        Case("within", [ADD], True),
+        Case("within", function(description="d", parameters={}, strict=True), True),
+        Case("high", tools(MAX_TOOLS), True),
+        Case("above", tools(MAX_TOOLS + 1), False, (str(MAX_TOOLS),)),
+        Case("above", function(name="x" * 65), False, ("64",)),
+        Case("twice", [ADD, ADD], False, ("add",)),
+        *[
+            Case("type", value, False)
+            for value in (
+                "x",
+                1,
+                {},
+                [1],
+                [{}],
+                [{"type": "function"}],
+                [ADD | {"type": "sound"}],
+                [ADD | {"odd": 1}],
+                function(name=""),
+                function(name="a b"),
+                function(name=1),
+                function(description=1),
+                function(odd=1),
+                function(strict="yes"),
+                function(parameters=[]),
+                function(parameters={"type": "string"}),
+                function(parameters={"properties": []}),
+                [{"type": "function", "function": {"description": "d"}}],
+            )
+        ],
+    ],
+    "tool_choice": [
+        *[Case("within", value, True) for value in ("none", "auto", "required")],
+        Case("within", {"type": "function", "function": {"name": "add"}}, True),
+        *[
+            Case("type", value, False)
+            for value in (
+                "sometimes",
+                1,
+                True,
+                [],
+                {},
+                {"type": "function"},
+                {"type": "function", "function": {}},
+                {"type": "function", "function": {"name": "nope"}},
+                {"type": "function", "function": {"name": "add", "odd": 1}},
+            )
+        ],
+    ],
     "messages": [
         Case("low", HI, True),
         Case("high", HI * MAX_MESSAGES, True),
         Case("below", [], False),
         Case("above", HI * (MAX_MESSAGES + 1), False, (str(MAX_MESSAGES),)),
         *[Case("type", value, False) for value in ("hi", 1, {}, [1], [[]], [{}])],
+        *[Case("type", [{"role": "assistant", "tool_calls": value}], False) for value in (0, "", {})],
     ],
     "prompt": [
         Case("low", "", True),
@@ -55,6 +181,9 @@ CUSTOM: dict[str, list[Case]] = {
         *[Case("type", value, False) for value in (1, True, {}, [1.5], ["x", 1], [[["x"]]])],
     ],
 }
+
+
+CUSTOM["input"] = CUSTOM["prompt"]
 
 
 def cases(field: Field) -> list[Case]:
@@ -139,8 +268,15 @@ def cases(field: Field) -> list[Case]:
             return [Case("low", {}, True), *inner, Case("above", {"odd": 1}, False), *wrong(1, "x", [], True)]
         case Only(values):
             return [*(Case("within", value, True) for value in values), *wrong("odd", 12345, {"odd": 1})]
+        case OneOf(values):
+            return [*(Case("within", value, True) for value in values), *wrong("odd", 1, True, [], {})]
+        case Refused():
+            return wrong(1, "x", [], {}, True)
         case Harmless():
             return [Case("within", value, True) for value in (1, "x", [], {}, True)]
+        case Custom(_, words) if words in TRANSLATED:
+            taken, refused = TRANSLATED[words]
+            return [*(Case("within", value, True) for value in taken), *wrong(*refused)]
         case Custom():
             return CUSTOM[field.name]
     raise AssertionError(f"{field.name}: no cases for {field.type}")
@@ -149,11 +285,3 @@ def cases(field: Field) -> list[Case]:
 def wrong(*values: Any) -> list[Case]:
     """Values of other types."""
     return [Case("type", value, False) for value in values]
-
-
-def nested(depth: int) -> dict[str, Any]:
-    """An object in an object, `depth` in all."""
-    value: dict[str, Any] = {}
-    for _ in range(depth - 1):
-        value = {"a": value}
-    return value

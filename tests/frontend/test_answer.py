@@ -30,7 +30,10 @@ async def test_a_stop_string_ends_the_answer(demo_model: Path, tmp_path: Path, a
         assert answer.completion_tokens == needed
         assert answer.token_ids == ids[:needed]
         assert await engine.receive_abort() == [number]
-        assert b'servelite_request_success_total{finished_reason="stop"} 1.0' in service.metrics.expose()
+        assert (
+            b'servelite_request_success_total{finished_reason="stop",model_name="demo"} 1.0'
+            in service.metrics.expose()
+        )
         answer.close()
         assert await engine.nothing_comes()
 

@@ -47,7 +47,10 @@ async def test_n_answers_share_one_prompt(demo_model: Path, tmp_path: Path) -> N
             "total_tokens": prompt_tokens + 3,
             "prompt_tokens_details": {"cached_tokens": 16},
         }
-        assert f"servelite_prompt_tokens_total {prompt_tokens}.0".encode() in service.metrics.expose()
+        assert (
+            f'servelite_prompt_tokens_total{{model_name="demo"}} {prompt_tokens}.0'.encode()
+            in service.metrics.expose()
+        )
         assert service._admission.accepted == 0
 
 

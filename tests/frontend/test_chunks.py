@@ -12,6 +12,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from servelite.frontend.chunks import AnswerHead, Choice, StreamTemplate, Usage, whole_answer
+from servelite.frontend.parsers.assembled import Assembled
 
 
 def template(chat: bool, include_usage: bool = False, model: str = 'a "model"') -> StreamTemplate:
@@ -52,13 +53,13 @@ def test_completion_chunks() -> None:
     made = template(False)
     assert made.first() == b""
     assert load(made.finish("stop"))["choices"] == [
-        {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+        {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]
     assert load(made.text("x"))["object"] == "text_completion"
 
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_whole_answers_are_the_sdks(chat: bool) -> None:
-    choices = [Choice("hé", "stop", None, {}), Choice("b", "length", None, {})]
+    choices = [Choice(Assembled("hé"), "stop", None, {}), Choice(Assembled("b"), "length", None, {})]
     body = whole_answer(AnswerHead(chat, "i", 1, "m"), choices, Usage(1, 2))
     (ChatCompletion if chat else Completion).model_validate(json.loads(body), strict=True)

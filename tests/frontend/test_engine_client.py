@@ -46,7 +46,7 @@ async def test_a_request_and_its_answer(demo_model: Path, tmp_path: Path) -> Non
             "total_tokens": len(ids) + 4,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
-        assert b"servelite_request_queue_time_seconds_sum 0.5" in service.metrics.expose()
+        assert b'servelite_request_queue_time_seconds_sum{model_name="demo"} 0.5' in service.metrics.expose()
 
 
 async def test_repeated_and_late_tokens_are_dropped(demo_model: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_a_resume_carries_what_was_produced(demo_model: Path, tmp_path: Pa
 
 
 async def test_lost_tokens_end_the_reader(demo_model: Path, tmp_path: Path) -> None:
-    client = EngineClient(0, Metrics(), lambda: 1)
+    client = EngineClient(0, Metrics("demo"), lambda: 1)
     engine = FakeEngine(f"ipc://{tmp_path}/e.sock")
     reader = asyncio.create_task(client.run(f"ipc://{tmp_path}/e.sock", EPOCH))
     try:
@@ -165,7 +165,7 @@ async def test_an_answer_that_has_ended_is_not_aborted(demo_model: Path, tmp_pat
         answer.close()
         assert await engine.nothing_comes()
         text = service.metrics.expose()
-        assert b'servelite_request_success_total{finished_reason="length"} 1.0' in text
+        assert b'servelite_request_success_total{finished_reason="length",model_name="demo"} 1.0' in text
         assert b'finished_reason="abort"' not in text
 
 
@@ -181,7 +181,7 @@ async def test_all_can_be_failed_at_once(demo_model: Path, tmp_path: Path) -> No
 
 
 async def test_another_contract_is_refused(tmp_path: Path) -> None:
-    client = EngineClient(0, Metrics(), lambda: 1)
+    client = EngineClient(0, Metrics("demo"), lambda: 1)
     engine = FakeEngine(f"ipc://{tmp_path}/e.sock")
     reader = asyncio.create_task(client.run(f"ipc://{tmp_path}/e.sock", EPOCH))
     try:

@@ -7,29 +7,45 @@ from typing import Any
 
 import pytest
 
+from servelite.frontend.anthropic.request import read_count, read_message_request
+from servelite.frontend.embeddings import read_embedding
+from servelite.frontend.endpoints import ENDPOINTS
 from servelite.frontend.errors import APIError
-from servelite.frontend.fields import REQUIRED, Field
+from servelite.frontend.fields import REQUIRED, Field, Refused
 from servelite.frontend.protocol import (
-    ENDPOINTS,
+    PLAIN_RULES,
+    RENDER_PATH,
     read_chat,
     read_completion,
     read_detokenize,
     read_tokenize,
 )
+from servelite.frontend.responses.request import read_response
 from servelite.frontend.sampling import MAX_TOKENS
-from tests.frontend.field_cases import HI, cases
+from tests.frontend.field_cases import ADD, HI, cases
+from tests.frontend.translated_fields import TRANSLATED_COMPANIONS
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_completion,
+    "/v1/embeddings": read_embedding,
     "/tokenize": read_tokenize,
     "/detokenize": read_detokenize,
+    RENDER_PATH: read_chat,
+    "/v1/responses": lambda body: read_response(body, PLAIN_RULES).chat,
+    "/v1/messages": lambda body: read_message_request(body, PLAIN_RULES).chat,
+    "/v1/messages/count_tokens": lambda body: read_count(body, PLAIN_RULES),
 }
 PLAIN: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "demo", "messages": HI},
     "/v1/completions": {"model": "demo", "prompt": "hi"},
+    "/v1/embeddings": {"model": "demo", "input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
+    RENDER_PATH: {"model": "demo", "messages": HI},
+    "/v1/responses": {"model": "demo", "input": "hi"},
+    "/v1/messages": {"model": "demo", "messages": HI, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"model": "demo", "messages": HI},
 }
 # What else a body must say for a field to mean anything; None takes a field out.
 COMPANIONS: dict[str, dict[str, Any]] = {
@@ -37,13 +53,15 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "min_tokens": {"max_tokens": MAX_TOKENS},
     "messages": {"prompt": None},
+    "tool_choice": {"tools": [ADD]},
 }
 FIELDS = [(path, field) for path, fields in ENDPOINTS.items() for field in fields]
 
 
 def body_of(path: str, field: Field, value: Any) -> dict[str, Any]:
     known = {f.name for f in ENDPOINTS[path]}
-    more = {k: v for k, v in COMPANIONS.get(field.name, {}).items() if k in known}
+    companions = TRANSLATED_COMPANIONS.get((path, field.name), COMPANIONS.get(field.name, {}))
+    more = {k: v for k, v in companions.items() if k in known}
     return PLAIN[path] | more | {field.name: value}
 
 
@@ -65,7 +83,7 @@ def test_a_field(path: str, field: Field) -> None:
         assert error.param in error.message, text
         assert all(limit in error.message for limit in case.limits), (text, error.message)
         assert len(error.message) < 400, text
-    assert any(taken for _, taken in kinds)
+    assert any(taken for _, taken in kinds) != isinstance(field.type, Refused)
     # null is absence: the default, or the error for a required field.
     present = body_of(path, field, None)
     absent = {k: v for k, v in present.items() if k != field.name}

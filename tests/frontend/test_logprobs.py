@@ -146,6 +146,47 @@ async def test_an_echoed_prompt_and_its_logprobs(demo_model: Path, tmp_path: Pat
         assert logprobs["tokens"][at] == "The" and logprobs["tokens"][at + 1].startswith("bytes:\\xf0")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_scored_without_an_answer(demo_model: Path, tmp_path: Path, stream: bool) -> None:
+    """Of what the engine gives for the last token of each prompt nothing is told, a stop token or not."""
+    body = {"model": "demo", "prompt": [[505, 506], [507, 508, 509]], "n": 2, "max_tokens": 0, "echo": True}
+    body |= {"logprobs": 1, "return_token_ids": True, "stop": "The", "stop_token_ids": [504]}
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        call = Call(make_app(service), COMPLETIONS, body | options)
+        prompts = []
+        for _ in range(4):
+            add = await engine.receive_add()
+            assert add.sampling.max_tokens == 1 and not add.sampling.stop_token_ids
+            prompts.append(unpack(add.prompt).tolist())
+            engine.step(
+                (add.request, 0, [504], LENGTH),
+                logprobs={add.request: part(0, [(-2.0, {505: -0.25})])},
+                prompt_logprobs={add.request: part(1, [(-9.0, {700: -0.5}) for _ in prompts[-1][1:]])},
+            )
+        answer = await call.done()
+        assert call.status == 200
+        parts = [event for event in answer if event != "[DONE]"] if stream else [answer]
+        assert parts[-1]["usage"]["completion_tokens"] == 0 and parts[-1]["usage"]["prompt_tokens"] == 5
+        for index, ids in enumerate(prompts):
+            told = [one for event in parts for one in event["choices"] if one["index"] == index]
+            assert "".join(one["text"] for one in told) == service.tokenizer.decode(ids)
+            assert [one["finish_reason"] for one in told if one["finish_reason"]] == ["length"]
+            assert not any(one["stop_reason"] for one in told if "stop_reason" in one)
+            assert not any(one.get("token_ids") for one in told)
+            tables = [one["logprobs"] for one in told if one["logprobs"]]
+            scores = [score for table in tables for score in table["token_logprobs"]]
+            assert scores == [None, *[-9.0] * (len(ids) - 1)]
+
+
+async def test_nothing_is_written_where_nothing_is_asked_for(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        call = Call(make_app(service), COMPLETIONS, {"model": "demo", "prompt": "hi", "max_tokens": 0})
+        engine.step(((await engine.receive_add()).request, 0, [504], LENGTH))
+        (choice,) = (await call.done())["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("", "length")
+
+
 async def test_echo_alone_and_of_token_ids(demo_model: Path, tmp_path: Path) -> None:
     async with service_and_engine(demo_model, tmp_path) as (service, engine):
         app = make_app(service)

@@ -227,7 +227,7 @@ async def test_keys(demo_model: Path, tmp_path: Path) -> None:
             assert call.status == 200
         for header in ("Bearer first", "bearer sécond"):
             await finish(engine, Call(app, COMPLETIONS, completion(), {"authorization": header}))
-        refused = b'servelite_requests_refused_total{reason="invalid_api_key"} 35.0'
+        refused = b'servelite_requests_refused_total{model_name="demo",reason="invalid_api_key"} 35.0'
         assert refused in service.metrics.expose()
 
 
@@ -268,12 +268,17 @@ async def test_never_two_bos(tmp_path: Path) -> None:
         for path, body, count in (
             (CHAT, chat, 1),
             (COMPLETIONS, completion(prompt="<s>hi"), 1),
+            (COMPLETIONS, completion(prompt="<s>hi<s>", add_special_tokens=False), 1),
+            (COMPLETIONS, completion(prompt="hi<s>", add_special_tokens=False), 0),
             (COMPLETIONS, completion(prompt=[5, 6]), 0),
         ):
             call = Call(app, path, body)
             add = await engine.receive_add()
             ids = unpack(add.prompt).tolist()
             assert ids.count(bos) == count and (not count or ids[0] == bos), ids
+            if isinstance(body.get("prompt"), str):
+                fields = {name: body[name] for name in ("prompt", "add_special_tokens") if name in body}
+                assert (await Call(app, "/tokenize", fields).done())["tokens"] == ids
             engine.step((add.request, 0, [5], LENGTH))
             await call.done()
 
@@ -283,6 +288,7 @@ async def test_never_two_bos(tmp_path: Path) -> None:
     [
         (COMPLETIONS, completion(max_tokens=600), "max_tokens"),
         (COMPLETIONS, {"model": "demo", "prompt": [504] * 512}, "prompt"),
+        (COMPLETIONS, {"model": "demo", "prompt": [504] * 512, "max_tokens": 0}, "prompt"),
         (CHAT, {"max_tokens": 600}, "max_tokens"),
         (CHAT, {"max_completion_tokens": 600}, "max_completion_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "word " * 600}]}, "messages"),

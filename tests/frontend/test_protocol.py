@@ -69,11 +69,11 @@ def test_null_means_absent_in_every_field() -> None:
         ({"top_p": 1.01}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": -2}, "top_k"),
-        ({"seed": 1 << 64}, "seed"),
+        ({"seed": 1 << 63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"max_tokens": 0, "max_completion_tokens": 6}, "max_tokens"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": ["a" * 1025]}, "stop[0]"),
@@ -107,8 +107,8 @@ def test_null_means_absent_in_every_field() -> None:
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": None}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": json.loads("[" * 40 + "]" * 40)}}, "chat_template_kwargs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "sound"}}, "response_format.type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"model": None}, "model"),
         ({"model": 1}, "model"),
@@ -133,7 +133,7 @@ def test_null_means_absent_in_every_field() -> None:
         ),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0]",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
         ({"prompt": [1, True]}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": [[1], []]}, "prompt[1]"),
-        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": ["a"] * 2049}, "prompt"),
         ({"echo": 1}, "echo"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
@@ -219,7 +219,8 @@ def test_max_tokens_has_two_names() -> None:
     for fields in (
         {"max_tokens": 7},
         {"max_completion_tokens": 7},
-        {"max_tokens": 7, "max_completion_tokens": 7},
+        {"max_tokens": 9, "max_completion_tokens": 7},
+        {"max_tokens": 5, "max_completion_tokens": 7},
     ):
         assert read_chat(chat(**fields)).sampling.max_tokens == 7
 

@@ -60,7 +60,7 @@ async def test_an_answer_goes_on_where_it_was(demo_model: Path, tmp_path: Path) 
             await read(answer)
             assert answer.token_ids == [100, 101, 102]
             assert answer.record.cached_tokens == 1  # as it was told with the first token
-            assert b"servelite_requests_resumed_total 1.0" in service.metrics.expose()
+            assert b'servelite_requests_resumed_total{model_name="demo"} 1.0' in service.metrics.expose()
             assert service._admission.accepted == 0
 
 
@@ -142,7 +142,7 @@ async def test_an_abort_while_there_is_no_engine(demo_model: Path, tmp_path: Pat
             new.step((1, 1, [101], NONE), (2, 1, [101], LENGTH))  # nobody's token harms nobody
             await read(stays)
             assert (stays.token_ids, gone.token_ids) == ([100, 101], [100])
-            assert b"servelite_requests_resumed_total 1.0" in service.metrics.expose()
+            assert b'servelite_requests_resumed_total{model_name="demo"} 1.0' in service.metrics.expose()
             assert service._admission.accepted == 0
 
 
@@ -274,9 +274,9 @@ async def test_what_the_dead_engine_counted_stays_counted(demo_model: Path, tmp_
             while not service.metrics.engine.load.steps:
                 await asyncio.sleep(0.001)
             text = service.metrics.expose()
-            assert b"servelite_engine_steps_total 4.0" in text
+            assert b'servelite_engine_steps_total{model_name="demo"} 4.0' in text
             # Lives are counted from 0, the earlier ones too that this front end never saw.
-            assert f"servelite_engine_restarts_total {EPOCH + 1}.0".encode() in text
+            assert f'servelite_engine_restarts_total{{model_name="demo"}} {EPOCH + 1}.0'.encode() in text
 
 
 async def test_a_second_hello_is_sent_to_each_engine(demo_model: Path, tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ class Server:
             connection.close()
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of `/metrics`, labels in its name."""
-        lines = self.get("/metrics")[1].decode().splitlines()
+        """Every sample of `/metrics`, labels in its name; but for the model's name, which all have."""
+        text = re.sub(r'(?<=[{,])model_name="[^"]*",?', "", self.get("/metrics")[1].decode())
+        lines = text.replace(",}", "}").replace("{}", "").splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
@@ -119,7 +120,7 @@ def wait_ready(server: Server) -> str:
     assert server.process.stdout is not None
     readable, _, _ = select.select([server.process.stdout], [], [], READY_S)
     line = server.process.stdout.readline() if readable else ""
-    found = re.search(r"http://\S+:(\d+)", line)
+    found = re.search(r"https?://\S+:(\d+)", line)
     if found is None:
         end(server)
         raise AssertionError(f"no server after {READY_S} s: {line!r} {server.errors()}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.http.server import Server, running_server
@@ -56,6 +58,22 @@ def test_the_sdks_own_stream_helper(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="demo", messages=QUESTION, temperature=0) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == ANSWER
+
+
+class Capital(pydantic.BaseModel):
+    """A form that any answer ends soon in."""
+
+    country: Literal["France", "Italy"]
+    capital: Literal["Paris", "Rome"]
+    sure: bool
+
+
+def test_an_answer_is_parsed_into_a_form(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "messages": QUESTION, "temperature": 0, "response_format": Capital}
+    parsed = client.chat.completions.parse(**asked).choices[0].message.parsed  # type: ignore[call-overload]
+    assert (parsed.country, parsed.capital) == ("France", "Paris")
+    with client.chat.completions.stream(**asked) as stream:  # type: ignore[call-overload]
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
 
 
 def test_completions(client: openai.OpenAI) -> None:

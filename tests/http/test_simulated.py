@@ -73,6 +73,7 @@ def test_a_stop_string(server: Server) -> None:
         "index": 0,
         "logprobs": None,
         "finish_reason": "stop",
+        "stop_reason": " four",
         "message": {"role": "assistant", "content": "one two three", "refusal": None},
     }
     streamed = events(server, "/v1/chat/completions", body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -209,3 +210,17 @@ def test_groups_of_unlike_blocks_are_refused() -> None:
     specs = (KVGroupSpec("full", (0,), 2, 8), KVGroupSpec("window", (1, 2), 2, 8, window=64))
     with pytest.raises(ValueError, match=r"\[512, 1024\] bytes"):
         KVPool(specs, 4, BLOCK)
+
+
+def test_full_attention_is_softmax_over_the_rows_own_tokens() -> None:
+    """By its formula, row by row; what follows the step's tokens is padding."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(12, 3, 8) for _ in range(3))
+    starts = np.array([0, 4, 5, 10])
+    batch = build_attention_batch(starts, np.zeros(3), np.zeros((3, 1)), BLOCK)
+    found = reference.full_attention(query, key, value, batch, scale=0.3)
+    for start, stop in itertools.pairwise(starts.tolist()):
+        weights = torch.einsum("qhd,khd->hqk", query[start:stop], key[start:stop]).mul(0.3).softmax(-1)
+        expected = torch.einsum("hqk,khd->qhd", weights, value[start:stop])
+        torch.testing.assert_close(found[start:stop], expected)
+    assert not found[10:].any()

@@ -31,7 +31,7 @@ from servelite.launcher.start import check_model, find_model
 def test_a_free_port_is_found_and_told() -> None:
     with open_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        assert port > 0 and url_of(listener) == f"http://127.0.0.1:{port}"
+        assert port > 0 and url_of(listener, tls=False) == f"http://127.0.0.1:{port}"
         socket.create_connection(("127.0.0.1", port)).close()
 
 
@@ -42,7 +42,7 @@ def test_ipv6() -> None:
         assert "::1" in str(error)  # a machine without it says so in the same one line
         return
     with listener:
-        assert url_of(listener).startswith("http://[::1]:")
+        assert url_of(listener, tls=False).startswith("http://[::1]:")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
@@ -114,7 +114,7 @@ def test_a_model_of_an_unknown_architecture_is_told_before_anything_starts(
     config = {"architectures": ["Gemma3ForConditionalGeneration"], **({inner: sizes} if inner else sizes)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        LaunchError, match="'Gemma3ForConditionalGeneration'; supported: Gemma3ForCausalLM, L"
+        LaunchError, match="'Gemma3ForConditionalGeneration'; supported: BertModel, Gemma3ForCausalLM, L"
     ):
         check_model(Settings(model=str(tmp_path)))
     check_model(Settings(model=str(tmp_path), executor="simulated"))  # runs none

@@ -48,6 +48,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "modeling_own.py": b"code",
             "original/consolidated.safetensors": b"S",
         }
+        encoder = ("config.json", "model.safetensors", "vocab.txt", "modules.json", "1_Pooling/config.json")
+        hub.files["org/encoder"] = dict.fromkeys(
+            (*encoder, "onnx/model.onnx", "2_Dense/model.safetensors"), b"{}"
+        )
         hub.files["org/quantised"] = {"a.gguf": b"GGUF a", "b.gguf": b"GGUF b"}
         yield hub
 
@@ -112,6 +116,12 @@ def test_only_what_is_needed_is_fetched_and_only_once(hub: Hub) -> None:
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert (folder / "model.safetensors").read_bytes() == b"S" * 3000
     assert sorted(hub.fetched) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_what_says_how_an_encoder_pools_is_fetched(hub: Hub) -> None:
+    (path,) = fetch("org/encoder")
+    names = {str(file.relative_to(path)) for file in Path(path).rglob("*") if file.is_file()}
+    assert names == {"config.json", "model.safetensors", "vocab.txt", "modules.json", "1_Pooling/config.json"}
 
 
 def test_one_gguf_file_of_a_repository(hub: Hub) -> None:

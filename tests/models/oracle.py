@@ -41,7 +41,7 @@ def greedy_answers(
     kept = cache_folder() / "oracles" / f"{key}.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    model = _load_llama(gguf.GGUFReader(model_file)) if load is None else load(model_file)
+    model = (load or load_llama)(model_file)
     answers = _compute(model, prompts, count)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:
@@ -64,7 +64,9 @@ def _compute(model: Any, prompts: Sequence[Sequence[int]], count: int) -> list[l
     return answers
 
 
-def _load_llama(reader: gguf.GGUFReader) -> Any:
+def load_llama(model_file: Path) -> Any:
+    """transformers' Llama with the weights of a GGUF file, in float32."""
+    reader = gguf.GGUFReader(model_file)
     # transformers pulls in torch's compiler, which makes itself a folder at once.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "oracles" / "inductor"))
     from transformers import LlamaConfig, LlamaForCausalLM

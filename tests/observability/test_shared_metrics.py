@@ -13,7 +13,7 @@ from servelite.observability.metrics import Metrics
 def process(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Metrics:
     """The metrics of a process of that number."""
     monkeypatch.setattr(os, "getpid", lambda: number)
-    metrics = Metrics()
+    metrics = Metrics("demo")
     metrics.exchange = metrics.share(folder)  # type: ignore[attr-defined]
     return metrics
 
@@ -30,12 +30,12 @@ def test_counters_and_histograms_add_up(tmp_path: Path, monkeypatch: pytest.Monk
     two.exchange.publish()  # type: ignore[attr-defined]
     text = one.expose().decode()
     for line in (
-        'servelite_request_success_total{finished_reason="stop"} 7.0',
-        'servelite_request_success_total{finished_reason="length"} 1.0',
-        "servelite_prompt_tokens_total 70.0",
-        'servelite_inter_token_latency_seconds_bucket{le="0.04"} 2.0',
-        "servelite_inter_token_latency_seconds_sum 0.06",
-        "servelite_e2e_request_latency_seconds_count 2.0",
+        'servelite_request_success_total{finished_reason="stop",model_name="demo"} 7.0',
+        'servelite_request_success_total{finished_reason="length",model_name="demo"} 1.0',
+        'servelite_prompt_tokens_total{model_name="demo"} 70.0',
+        'servelite_inter_token_latency_seconds_bucket{le="0.04",model_name="demo"} 2.0',
+        'servelite_inter_token_latency_seconds_sum{model_name="demo"} 0.06',
+        'servelite_e2e_request_latency_seconds_count{model_name="demo"} 2.0',
     ):
         assert text.count(line + "\n") == 1, line
     assert text.count("# TYPE servelite_request_success_total counter") == 1
@@ -48,7 +48,9 @@ def test_what_a_dead_process_has_counted_stays(tmp_path: Path, monkeypatch: pyte
     successor = process(tmp_path, 2, monkeypatch)
     successor.finished("stop")
     successor.exchange.publish()  # type: ignore[attr-defined]
-    assert b'servelite_request_success_total{finished_reason="stop"} 2.0' in successor.expose()
+    assert (
+        b'servelite_request_success_total{finished_reason="stop",model_name="demo"} 2.0' in successor.expose()
+    )
 
 
 def test_nothing_is_written_where_nothing_has_changed(

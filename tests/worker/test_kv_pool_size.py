@@ -26,6 +26,13 @@ def test_bytes_win_over_the_share_and_blocks_over_bytes() -> None:
     assert size_pool(by_blocks, 8192, MIB, GIB) == PoolSize(700, 8192)
 
 
+def test_more_bytes_than_there_are_is_refused_unless_the_rows_cannot_use_them() -> None:
+    much = Settings(kv_cache_memory_bytes=10**12, max_model_len=8192, max_num_seqs=4)
+    assert size_pool(much, 8192, MIB, 2 * GIB) == PoolSize(4 * 512, 8192)
+    with pytest.raises(SettingError, match=r"bytes is 10{12}: .* take 2147483648 bytes .* 1073741824 are av"):
+        size_pool(much, 8192, MIB, GIB)
+
+
 def test_a_share_given_holds_for_weights_and_pool_together() -> None:
     half = Settings(max_num_seqs=512, gpu_memory_utilization=0.5)
     assert size_pool(half, 8192, MIB, 9 * GIB, weights=GIB) == PoolSize(4096, 8192)  # (9 + 1) / 2 - 1 GiB

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from servelite.config import SettingError, Settings
+from servelite.ipc.masks import pack_masks
 from servelite.ipc.messages import FLAG, NewRow, Plan, RowFlag, SamplingParams, pack, unpack
 from servelite.kernels.dispatch import REFERENCE
 from servelite.loader.model import load_model
@@ -184,7 +185,8 @@ def test_a_mask_leaves_only_what_it_allows(temperature: float, runner: CPUModelR
         words[0, allowed // 32] = 1 << allowed % 32
         plan = msgspec.structs.replace(one_step(runner, step, [5, 6, 7], sampling), needs_masks=True)
         runner.forward(plan)
-        assert unpack(runner.sample(plan, words.tobytes()).tokens).tolist() == [allowed]
+        masks = pack_masks(unpack(plan.rows), words)
+        assert unpack(runner.sample(plan, masks).tokens).tolist() == [allowed]
 
 
 @pytest.mark.parametrize("part", ["forward", "head"])

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servelite.ipc.masks import unpack_bits
 from servelite.ipc.messages import NewRow, Plan, SamplingParams, pack
 from servelite.worker.resident import ResidentTable
-from servelite.worker.sampler import SamplingRows, sample, unpack_masks
+from servelite.worker.sampler import SamplingRows, apply_masks, sample
 from servelite.worker.step_inputs import sampling_rows
 from tests.worker import sampler_oracle
 from tests.worker.sampler_oracle import Row
@@ -39,20 +40,19 @@ def columns(rows: Sequence[Row]) -> SamplingRows:
     )
 
 
-def packed_masks(rows: Sequence[Row], vocab: int) -> torch.Tensor | None:
-    """The masks as the engine sends them: 32-bit words, little-endian."""
-    if all(row.allowed is None for row in rows):
-        return None
-    words = -(-vocab // 32)
-    bits = np.zeros((len(rows), words * 32), np.uint8)
-    for line, row in zip(bits, rows, strict=True):
-        line[: vocab if row.allowed is None else 0] = 1
-        line[list(row.allowed or ())] = 1
-    return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little"))
+def mask(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Apply the masks as the engine sends them: 32-bit words, little-endian, of the rows that have one."""
+    masked = [place for place, row in enumerate(rows) if row.allowed is not None]
+    bits = np.zeros((len(masked), -(-logits.shape[1] // 32) * 32), np.uint8)
+    for line, place in zip(bits, masked, strict=True):
+        line[list(rows[place].allowed or ())] = 1
+    if masked:
+        apply_masks(logits, torch.tensor(masked), np.packbits(bits, axis=1, bitorder="little"))
+    return logits
 
 
 def run(logits: npt.NDArray[np.float32], rows: Sequence[Row]) -> torch.Tensor:
-    return sample(torch.from_numpy(logits.copy()), columns(rows), packed_masks(rows, logits.shape[1]))
+    return sample(mask(torch.from_numpy(logits.copy()), rows), columns(rows))
 
 
 def new_row(place: int, row: Row) -> NewRow:
@@ -78,7 +78,7 @@ def run_whole(
     """Every pass, from a resident table, as the runner does it."""
     at, values = np.array(places, np.int32), torch.from_numpy(logits.copy())
     table.processors.apply(values, at, table.tokens, table.num_known[at], table.prompt_len[at])
-    return sample(values, sampling_rows(table, at), packed_masks(rows, logits.shape[1]))
+    return sample(mask(values, rows), sampling_rows(table, at))
 
 
 def random_row(random: np.random.Generator, logits: npt.NDArray[np.float32]) -> Row:
@@ -302,6 +302,10 @@ def test_no_temperature_overflows(temperature: float) -> None:
 
 
 def test_masks_are_read_little_endian() -> None:
-    masks = torch.tensor([[0b00000101, 0, 0, 0x80, 1, 0, 0, 0]], dtype=torch.uint8)
-    assert torch.nonzero(unpack_masks(masks, 40)[0]).flatten().tolist() == [0, 2, 31, 32]
-    assert unpack_masks(masks, 33).shape == (1, 33)
+    masks = np.array([[0b00000101, 0, 0, 0x80, 1, 0, 0, 0]], np.uint8)
+    assert np.flatnonzero(unpack_bits(masks, 40)[0]).tolist() == [0, 2, 31, 32]
+    assert unpack_bits(masks, 33).shape == (1, 33)
+    logits = torch.zeros(3, 40)
+    apply_masks(logits, torch.tensor([2]), masks)
+    assert torch.nonzero(torch.isfinite(logits[2])).flatten().tolist() == [0, 2, 31, 32]
+    assert bool(torch.isfinite(logits[:2]).all())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from servelite.config import SettingError, Settings
+from servelite.ipc.masks import pack_masks
 from servelite.ipc.messages import KVGroup, NewRow, Plan, RunnerFacts, SamplingParams, pack, unpack
 from servelite.tokenizer.model_files import open_model_files
 from servelite.tokenizer.tokenizer import load_tokenizer
@@ -92,9 +93,9 @@ def test_masks_are_honoured() -> None:
     runner = SimulatedRunner(FACTS, 1)
     step = plan(1, 3, 1, [0], new_row([1, 2, 3]))
     runner.forward(step)
-    bits = np.zeros(32 * 32, dtype=np.uint8)
-    bits[[17, 999]] = 1
-    result = runner.sample(step, np.packbits(bits, bitorder="little").tobytes())
+    words = np.zeros((1, 32), np.uint32)
+    words[0, [17 // 32, 999 // 32]] = 1 << 17 % 32, 1 << 999 % 32
+    result = runner.sample(step, pack_masks(np.zeros(1, np.int32), words))
     assert unpack(result.tokens)[0] in (17, 999)
 
 

@@ -1,0 +1,114 @@
+"""The fields of the bodies of `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from servelite.frontend.anthropic.messages import (
+    MESSAGES_SCHEMA,
+    SYSTEM_SCHEMA,
+    read_messages,
+    read_system,
+)
+from servelite.frontend.anthropic.tools import (
+    FORMAT_SCHEMA,
+    THINKING_SCHEMA,
+    TOOL_CHOICE_SCHEMA,
+    TOOLS_SCHEMA,
+    read_output_format,
+    read_thinking,
+    read_tool_choice,
+    read_tools,
+)
+from servelite.frontend.fields import (
+    REQUIRED,
+    Boolean,
+    Custom,
+    Field,
+    Harmless,
+    Integer,
+    JSONObject,
+    Object,
+    OneOf,
+    Only,
+    Refused,
+    String,
+    Strings,
+)
+from servelite.frontend.protocol import CHAT_FIELDS
+from servelite.frontend.sampling import MAX_STOP_CHARS, MAX_STOPS, MAX_TOKENS, SAMPLING_FIELDS
+
+PASSED_ON: Final = tuple(
+    f
+    for f in CHAT_FIELDS
+    if (f in SAMPLING_FIELDS and f.name != "stop")
+    or f.name in ("cache_salt", "priority", "deadline_ms", "truncate_prompt_tokens", "truncation_side")
+)
+"""Fields that mean here what they mean in a chat."""
+
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_OUTPUT = (
+    Field("effort", OneOf(EFFORTS), None, "a chat's `reasoning_effort`; `max`: `xhigh`"),
+    Field(
+        "format",
+        Custom(read_output_format, "object with type and schema", FORMAT_SCHEMA),
+        None,
+        "a JSON schema",
+    ),
+)
+
+COUNT_FIELDS: Final = (
+    Field("model", String(512), REQUIRED, "a name that `/v1/models` lists"),
+    Field(
+        "messages",
+        Custom(read_messages, "list of Anthropic's messages", MESSAGES_SCHEMA),
+        REQUIRED,
+        "the conversation so far",
+    ),
+    Field(
+        "system",
+        Custom(read_system, "string, or list of text blocks", SYSTEM_SCHEMA),
+        None,
+        "the system prompt",
+    ),
+    Field(
+        "tools",
+        Custom(read_tools, "list of Anthropic's tools", TOOLS_SCHEMA),
+        (),
+        "functions the model may call",
+    ),
+    Field(
+        "tool_choice",
+        Custom(read_tool_choice, "object with type, name", TOOL_CHOICE_SCHEMA),
+        None,
+        "whether it calls one, which",
+    ),
+    Field(
+        "thinking",
+        Custom(read_thinking, "object with type, budget_tokens", THINKING_SCHEMA),
+        None,
+        "the template's `enable_thinking`; `budget_tokens`: most tokens, where the model can be held to it",
+    ),
+    Field(
+        "output_config",
+        Object(_OUTPUT),
+        None,
+        "`effort`: how much to think; `format`: the answer's JSON schema",
+    ),
+    Field("chat_template_kwargs", JSONObject(32), None, "more variables for the chat template"),
+    Field("cache_control", Harmless(), None, "accepted: every prompt is cached"),
+)
+
+MESSAGES_FIELDS: Final = (
+    *COUNT_FIELDS,
+    Field("max_tokens", Integer(1, MAX_TOKENS), REQUIRED, "longest answer, in tokens"),
+    *PASSED_ON,
+    Field("stop_sequences", Strings(MAX_STOPS, MAX_STOP_CHARS), (), "texts that end the answer, left out"),
+    Field("stream", Boolean(), False, "send events as the answer comes"),
+    Field("metadata", Harmless(), None, "accepted, without effect"),
+    Field("service_tier", Harmless(), None, "accepted, without effect"),
+    Field("container", Refused("there are none"), None, ""),
+    # By this code Anthropic's SDK knows to send the whole conversation instead.
+    Field("thread", Refused("nothing is stored: send all messages", "thread_unsupported_request"), None, ""),
+    Field("mcp_servers", Only(([],)), None, "none is called from here"),
+)

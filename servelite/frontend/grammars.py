@@ -1,0 +1,208 @@
+"""What a client may ask an answer to follow, read and checked before the engine hears of it.
+
+Two fields ask for it: OpenAI's `response_format` and vLLM's `structured_outputs`. Reading them is cheap and
+gives a grammar as it travels; `GrammarCheck.check`, in a thread, holds it against the table of keywords and
+compiles it as the engine will, so that what is wrong is a 400 before any stream opens.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from typing import Any, Final
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from servelite.frontend.errors import APIError, bad_request
+from servelite.frontend.fields import SHOWN, OneOf, String, Strings, shown
+from servelite.frontend.schema_keywords import check_schema
+from servelite.frontend.shapes import Items, asked
+from servelite.tokenizer.grammar import GrammarError, GrammarKind, Grammars, grammar_text
+from servelite.tokenizer.tokenizer import Tokenizer
+
+MAX_SCHEMA_CHARS: Final = 256 << 10  # of its JSON
+MAX_GRAMMAR_CHARS: Final = 64 << 10
+MAX_REGEX_CHARS: Final = 16 << 10
+MAX_CHOICES: Final = 4096
+MAX_CHOICE_CHARS: Final = 1024
+MAX_NAME_CHARS: Final = 64  # OpenAI's
+CHECK_SECONDS: Final = 10.0  # until a check is given up, and its request refused
+
+RESPONSE_FORMAT_SCHEMA: Final = asked(
+    (
+        {"type": OneOf(("text", "json_object"))},
+        {
+            "type": "json_schema",
+            "json_schema": {
+                "name": String(MAX_NAME_CHARS),
+                "schema": dict,
+                "strict?": bool,
+                "description?": String(1 << 16),
+            },
+        },
+    )
+)
+STRUCTURED_OUTPUTS_SCHEMA: Final = asked(
+    {
+        "json?": (dict, String(MAX_SCHEMA_CHARS)),
+        "regex?": String(MAX_REGEX_CHARS),
+        "choice?": Items(String(MAX_CHOICE_CHARS), 1, MAX_CHOICES),
+        "grammar?": String(MAX_GRAMMAR_CHARS),
+    }
+)
+
+_CHECKED: Final = 256  # grammars whose check is remembered
+
+_SCHEMA_PLACES: Final = {"response_format": ".json_schema.schema", "structured_outputs": ".json"}
+
+# What a client's own grammar may not hold: each would be ignored, or slip through the table of keywords.
+_NOT_IN_GRAMMARS: Final = ("%json", "%lark", "x-guidance", "temperature=")
+
+
+def read_response_format(path: str, value: Any) -> str:
+    """OpenAI's `response_format` as a grammar, "" for plain text; raises `APIError` (400)."""
+    if not isinstance(value, dict):
+        raise bad_request(f"{path} must be an object with a type, not {shown(value)}", path)
+    kind = value.get("type")
+    known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
+    _refuse_others(path, value, known)
+    if kind == "text":
+        return ""
+    if kind == "json_object":
+        return grammar_text(GrammarKind.JSON_OBJECT)
+    if kind == "json_schema":
+        return _read_json_schema(f"{path}.json_schema", value.get("json_schema"))
+    raise bad_request(
+        f"{path}.type is {shown(kind)}; it must be text, json_object or json_schema", f"{path}.type"
+    )
+
+
+def _read_json_schema(path: str, value: Any) -> str:
+    if not isinstance(value, dict):
+        raise bad_request(
+            f"{path} must be an object with a name and a schema, not {shown(value)}", path, "missing_field"
+        )
+    _refuse_others(path, value, {"name", "schema", "strict", "description"})
+    name, strict, description = value.get("name"), value.get("strict"), value.get("description")
+    String(MAX_NAME_CHARS).read(f"{path}.name", name)
+    if not name:
+        raise bad_request(f"{path}.name is empty", f"{path}.name")
+    if description is not None:
+        String(1 << 16).read(f"{path}.description", description)
+    if strict is not None and not isinstance(strict, bool):
+        raise bad_request(f"{path}.strict must be true or false, not {shown(strict)}", f"{path}.strict")
+    return _schema_grammar(f"{path}.schema", value.get("schema"))
+
+
+def read_structured_outputs(path: str, value: Any) -> str:
+    """vLLM's `structured_outputs` as a grammar; raises `APIError` (400)."""
+    if not isinstance(value, dict):
+        raise bad_request(f"{path} must be an object, not {shown(value)}", path)
+    kinds = ("json", "regex", "choice", "grammar")
+    _refuse_others(path, value, set(kinds))
+    given = [kind for kind in kinds if value.get(kind) is not None]
+    if len(given) != 1:
+        text = f"{path} has {' and '.join(given) or 'none'} of {', '.join(kinds)}; it must have exactly one"
+        raise bad_request(text, path)
+    kind, at, inner = given[0], f"{path}.{given[0]}", value[given[0]]
+    if kind == "json":
+        return _schema_grammar(at, _decoded(at, inner))
+    if kind == "regex":
+        return grammar_text(GrammarKind.REGEX, String(MAX_REGEX_CHARS).read(at, inner))
+    if kind == "choice":
+        if not isinstance(inner, list | tuple) or not inner:
+            raise bad_request(f"{at} must be a list of strings, not {shown(inner)}", at)
+        return grammar_text(GrammarKind.CHOICE, Strings(MAX_CHOICES, MAX_CHOICE_CHARS).read(at, inner))
+    return grammar_text(GrammarKind.LARK, _read_grammar(at, inner))
+
+
+def _read_grammar(path: str, value: Any) -> str:
+    """Lark as it is, GBNF and its likes (`root ::= ...`) translated."""
+    text = String(MAX_GRAMMAR_CHARS).read(path, value)
+    for word in _NOT_IN_GRAMMARS:
+        if word in text.replace(" ", ""):
+            raise bad_request(f"{path} holds {word}, which is not accepted in a grammar", path)
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the translation has no error of its own
+        raise bad_request(f"{path} cannot be read: {shown(str(error))}", path, "invalid_grammar") from None
+
+
+def _schema_grammar(path: str, schema: Any) -> str:
+    if not isinstance(schema, dict):
+        raise bad_request(f"{path} must be a JSON Schema, an object, not {shown(schema)}", path)
+    try:
+        text = grammar_text(GrammarKind.JSON_SCHEMA, schema)
+    except RecursionError:
+        raise bad_request(f"{path} is nested too deep", path) from None
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise bad_request(f"{path} has {len(text)} characters; the limit is {MAX_SCHEMA_CHARS}", path)
+    return text
+
+
+def _decoded(path: str, value: Any) -> Any:
+    """A schema that is given as a text, as an object."""
+    if not isinstance(value, str):
+        return value
+    text = String(MAX_SCHEMA_CHARS).read(path, value)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"{path} is no JSON: {error}", path) from None
+
+
+def _refuse_others(path: str, value: dict[str, Any], known: set[str]) -> None:
+    for name in value:
+        if name not in known and value[name] is not None:
+            at = f"{path}.{str(name)[:SHOWN]}"
+            raise bad_request(f"Unknown field {at}", at, "unknown_field")
+
+
+class GrammarCheck:
+    """Checks grammars against one vocabulary, in threads; those that were right lately are remembered."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._grammars: Grammars | None = None
+        self._right: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, grammar: str, field: str) -> None:
+        """Raises `APIError` (400) naming `field` for a grammar that the engine could not use."""
+        with self._lock:
+            if grammar in self._right:
+                self._right.move_to_end(grammar)
+                return
+            if self._grammars is None:
+                try:
+                    self._grammars = Grammars(self._tokenizer)
+                except GrammarError as error:
+                    raise bad_request(f"{field} is not supported: {error}", field) from None
+        compile_check(grammar, self._grammars, field)
+        with self._lock:
+            self._right[grammar] = None
+            if len(self._right) > _CHECKED:
+                self._right.popitem(last=False)
+
+
+def compile_check(grammar: str, grammars: Grammars, field: str) -> None:
+    """Hold a grammar against the table of keywords and compile it.
+
+    Raises:
+        APIError: 400; names `field`, and the keyword or the reason.
+    """
+    read = json.loads(grammar)
+    place = field + _SCHEMA_PLACES.get(field, "") if read["kind"] == GrammarKind.JSON_SCHEMA else field
+    if read["kind"] == GrammarKind.JSON_SCHEMA:
+        check_schema(read["value"], place)
+    try:
+        grammars.compile(grammar)
+    except GrammarError as error:
+        raise bad_request(f"{place}: {error}", place, "invalid_grammar") from None
+
+
+def too_slow(field: str) -> APIError:
+    """The 400 for a grammar whose check takes too long."""
+    text = f"{field} takes more than {CHECK_SECONDS:g} s to compile; give a smaller one"
+    return bad_request(text, field, "invalid_grammar")

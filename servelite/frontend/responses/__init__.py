@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, in terms of a chat: bodies in, objects and events out."""

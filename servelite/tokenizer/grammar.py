@@ -1,0 +1,222 @@
+"""Grammars that an answer must follow: compiled against a vocabulary, then followed token by token.
+
+All that the rest knows of the library behind it (llguidance) is four calls: `Grammars.compile`, and
+`Matcher.fill`, `accept` and `over`. A grammar travels as a JSON text, `{"kind": ..., "value": ...}`.
+
+What the JSON grammars allow is narrower than JSON in two ways. Between two tokens of JSON there is one space
+or one line break with indentation, never more, so that no answer is endless whitespace. And a character
+that needs no escape is never escaped: a key spelled in another way would escape its property's schema.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from servelite.tokenizer.tokenizer import InvalidTextError, Tokenizer
+
+_WHITESPACE: Final = r"\x20|\r?\n[\x20\x09]{0,32}"
+_JSON: Final[Any] = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": '"\\bfnrt'}
+_LIMITS: Final = llguidance.LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
+"""The library's own, but for rows: a thousand properties that may be left out are 4,000 items in one."""
+
+
+class GrammarKind(enum.StrEnum):
+    """What a grammar is written in."""
+
+    JSON_SCHEMA = "json_schema"  # value: the schema, an object
+    JSON_OBJECT = "json_object"  # no value: any JSON object
+    REGEX = "regex"  # Rust's regular expressions, of the whole answer
+    CHOICE = "choice"  # value: a list of texts
+    LARK = "lark"  # llguidance's dialect of Lark
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used, or an answer that it does not allow; one line."""
+
+
+def grammar_text(kind: GrammarKind, value: Any = None) -> str:
+    """A grammar as it travels to the engine."""
+    return json.dumps({"kind": kind, "value": value}, separators=(",", ":"))
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """A rule of a Lark grammar: JSON by a schema, as narrow as where the schema is the whole grammar."""
+    return "%json " + json.dumps(schema | {"x-guidance": _JSON})
+
+
+class Matcher:
+    """One answer's way through a grammar. Used by one thread at a time."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_words: int, end_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._num_words = num_words
+        self._end_ids = end_ids
+        self._over = False
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return self._end_ids
+
+    @property
+    def over(self) -> bool:
+        """An end token was accepted: nothing may follow."""
+        return self._over
+
+    def fill(self, words: npt.NDArray[np.uint32]) -> None:
+        """Write which tokens may come next: bit i of the little-endian words is token i, 1 allows.
+
+        An end token may come where the grammar is complete. No bit at all: nothing may come.
+
+        Args:
+            words: contiguous; those beyond the vocabulary are left as they are.
+
+        Raises:
+            GrammarError: finding out takes more work than is allowed.
+        """
+        part = words[: self._num_words]
+        self._matcher.unsafe_compute_mask_ptr(part.ctypes.data, part.nbytes)
+        self._check()
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with `tokens`; raises `GrammarError` where the grammar does not allow them."""
+        for token in tokens:
+            if self._over or not self._matcher.consume_token(token):
+                raise GrammarError(f"the grammar does not allow token {token} here")
+            self._over = token in self._end_ids
+
+    def copy(self) -> Matcher:
+        """Another answer, which has come as far."""
+        copy = Matcher(self._matcher.deep_copy(), self._num_words, self._end_ids)
+        copy._over = self._over
+        return copy
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(_one_line(self._matcher.get_error()))
+
+
+class Grammars:
+    """What compiles grammars for one vocabulary. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises `GrammarError`: the vocabulary has no end token."""
+        if not has_end(tokenizer):
+            raise GrammarError("this model's tokenizer has no end token")
+        words = _Vocabulary(tokenizer)
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(words),
+            n_vocab=tokenizer.vocab_size,
+            eos_token=list(words.eos_token_ids),
+        )
+        self._num_words = -(-tokenizer.vocab_size // 32)
+        self._end_ids = frozenset(words.eos_token_ids)
+
+    def compile(self, text: str) -> Matcher:
+        """A matcher at the beginning of an answer. Other threads run meanwhile.
+
+        Args:
+            text: as `grammar_text` makes it.
+
+        Raises:
+            GrammarError: the grammar is invalid, contradicts itself, is too large, or allows no text.
+        """
+        try:
+            source = _source(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise GrammarError(_one_line(str(error))) from None
+        made = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        matcher = Matcher(made, self._num_words, self._end_ids)
+        matcher._check()
+        words = np.zeros(self._num_words, np.uint32)
+        matcher.fill(words)  # the first mask is the dearest, and tells of grammars that lead nowhere
+        for token in self._end_ids:
+            words[token // 32] &= ~np.uint32(1 << token % 32)
+        if not words.any():
+            raise GrammarError("the grammar allows no text, or the empty one only")
+        return matcher
+
+
+def has_end(tokenizer: Tokenizer) -> bool:
+    """Whether answers can end, as an answer under a grammar must."""
+    return any(token < tokenizer.vocab_size for token in tokenizer.eos_token_ids)
+
+
+class _Vocabulary:
+    """A tokenizer as the library wants it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        size = tokenizer.vocab_size
+        self.eos_token_ids = tuple(token for token in tokenizer.eos_token_ids if token < size)
+        self.eos_token_id = self.eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self.special_token_ids = sorted(
+            {token for token in tokenizer.special_ids if token < size}.union(self.eos_token_ids)
+        )
+        self._tokenizer = tokenizer
+        self._control = min(tokenizer.special_tokens, default="")
+        special = set(self.special_token_ids)
+        self._by_bytes = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
+        self._longest = max(map(len, self._by_bytes), default=0)
+
+    def __call__(self, data: bytes) -> list[int]:
+        """The tokens of a part of an answer that the grammar leaves no choice in.
+
+        The tokenizer's own, as the model is used to them; where these do not spell it (a tokenizer may put
+        a space before a text), the longest that fit, one after the other.
+        """
+        try:
+            text, control = data.decode(), self._control
+            # After a control token, as in the midst of an answer: a beginning may be written otherwise.
+            ids = self._tokenizer.encode_rendered(control + text, [(0, len(control))] if control else [])
+            ids = ids[1:] if control else ids
+            if b"".join([self.tokens[token] for token in ids]) == data:
+                return ids
+        except (UnicodeDecodeError, InvalidTextError):
+            pass
+        return self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + self._longest), at, -1):
+                token = self._by_bytes.get(data[at:end])
+                if token is not None:
+                    ids.append(token)
+                    at = end
+                    break
+            else:
+                break  # no token has this byte
+        return ids
+
+
+def _source(text: str) -> str:
+    """The grammar in the library's own form."""
+    grammar = json.loads(text)
+    kind, value = GrammarKind(grammar["kind"]), grammar.get("value")
+    make = llguidance.LLMatcher
+    match kind:
+        case GrammarKind.JSON_SCHEMA:
+            return make.grammar_from_json_schema(value, overrides=_JSON)
+        case GrammarKind.JSON_OBJECT:
+            return make.grammar_from_json_schema({"type": "object"}, overrides=_JSON)
+        case GrammarKind.REGEX:
+            return make.grammar_from_regex(value)
+        case GrammarKind.CHOICE:
+            return make.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+        case GrammarKind.LARK:
+            return make.grammar_from_lark(value)
+
+
+def _one_line(text: str) -> str:
+    """The library's words, in one line."""
+    text = " ".join(text.removesuffix("<non-verbose/>").split())
+    return "no text satisfies it" if text == "NoExtensionBias" else text[:300]

@@ -1,0 +1,261 @@
+"""Forced calls: whatever a model draws under the grammar is read as calls that fit their schemas."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from servelite.frontend.errors import APIError
+from servelite.frontend.forced_calls import SplitControls, chat_grammar, functions_of
+from servelite.frontend.parsers.formats import (
+    REASONING_FORMAT_NAMES,
+    TOOL_FORMAT_NAMES,
+    Begin,
+    ChatFormats,
+    tool_format,
+)
+from servelite.frontend.parsers.sink import CallRules
+from servelite.frontend.tools import ToolChoice, ToolUse
+from servelite.tokenizer.grammar import GrammarKind, Grammars, grammar_text
+from servelite.tokenizer.model_files import open_model_files
+from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.frontend.parsers.samples import read, reasoning_format
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Oslo", 'Münster 東京 😀 "q" \\']},
+        "unit": {"enum": ["c", "f"], "type": "string"},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "exact": {"type": "boolean"},
+        "spots": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}, "maxItems": 2},
+        "at": {
+            "type": "object",
+            "properties": {"x": {"type": "integer", "minimum": 1, "maximum": 3}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["city", "at"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"get_weather": WEATHER, "ping": NOTHING}
+
+
+def tool(name: str, schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def use(name: str = "", *, parallel: bool = True) -> ToolUse:
+    choice = ToolChoice("named", name) if name else ToolChoice("required")
+    return ToolUse(tuple(tool(n, s) for n, s in SCHEMAS.items()), choice, parallel)
+
+
+def fits(name: str, arguments: Any) -> bool:
+    """Whether arguments are what the function's schema says."""
+    if name == "ping":
+        return bool(arguments == {})
+    allowed = WEATHER["properties"]
+    checks = {
+        "city": lambda value: value in allowed["city"]["enum"],
+        "unit": lambda value: value in ("c", "f"),
+        "days": lambda value: type(value) is int and 0 <= value <= 9,
+        "exact": lambda value: type(value) is bool,
+        "spots": lambda value: len(value) <= 2 and set(value) <= {"a", "b"},
+        "at": lambda value: list(value) == ["x"] and value["x"] in (1, 2, 3),
+    }
+    return {"city", "at"} <= set(arguments) and all(checks[key](value) for key, value in arguments.items())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> Tokenizer:
+    return load_tokenizer(open_model_files(demo_model))
+
+
+def forced(asked: ToolUse, chosen: ChatFormats, split: SplitControls, begin: Begin = Begin.ANYWHERE) -> str:
+    return chat_grammar(functions_of(asked), "", chosen, split, parallel=asked.parallel, begin=begin)
+
+
+def answer_after(answer: str, chosen: ChatFormats, split: SplitControls, *, begin: Begin) -> str:
+    return chat_grammar([], answer, chosen, split, parallel=True, begin=begin)
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer)
+
+
+@functools.cache
+def formats(tools: str, reasoning: str = "") -> ChatFormats:
+    return ChatFormats(tool_format(tools), reasoning_format(reasoning))
+
+
+def drawn(
+    grammars: Grammars, tokenizer: Tokenizer, grammar: str, seed: int, begun: str = "", most: int = 400
+) -> str:
+    """A text that goes on after `begun` with any tokens the grammar allows, ending as soon as it may."""
+    draw, matcher = np.random.default_rng(seed), grammars.compile(grammar)
+    spaces = [token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token).isspace()]
+    ids = tokenizer.encode(begun, add_special_tokens=False, parse_special=True)
+    matcher.accept(ids)
+    for _ in range(most):
+        words = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        matcher.fill(words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        if matcher.end_ids.intersection(allowed[:100].tolist()):
+            return tokenizer.decode(ids, skip_special_tokens=False)
+        if draw.random() < 0.9 and len(others := np.setdiff1d(allowed, spaces)):
+            allowed = others  # white space may come, and come again
+        ids.append(int(draw.choice(allowed)))
+        matcher.accept(ids[-1:])
+    raise AssertionError(f"no end: {tokenizer.decode(ids)[:300]}")
+
+
+@pytest.mark.parametrize("form", TOOL_FORMAT_NAMES)
+def test_what_is_drawn_is_a_call(form: str, grammars: Grammars, tokenizer: Tokenizer) -> None:
+    for name in ("get_weather", "ping", ""):
+        grammar = forced(use(name), formats(form), tokenizer.split_controls)
+        for seed in range(3):
+            text = drawn(grammars, tokenizer, grammar, seed)
+            found = read([text], form, rules=CallRules(SCHEMAS))
+            assert found.content == "" and found.ends_in_calls, text
+            for called, arguments in found.parsed:
+                assert called == name or not name
+                assert fits(called, arguments), arguments
+
+
+@pytest.mark.parametrize("form", TOOL_FORMAT_NAMES)
+def test_more_than_one_call(form: str, grammars: Grammars, tokenizer: Tokenizer) -> None:
+    written = tool_format(form).written
+    ping = f"{written.start}ping{written.middle}" + {"json": "{}", "braces": "{}"}.get(written.arguments, "")
+    two = written.first + (ping + written.end + (written.joint or "")) * 2
+    two = two.removesuffix(written.joint or "") + written.last
+    for parallel in (True, False):
+        grammar = forced(
+            use(parallel=parallel), formats(form), tokenizer.split_controls, begin=Begin.ANYWHERE
+        )
+        matcher = grammars.compile(grammar)
+        ids = tokenizer.encode(two, add_special_tokens=False, parse_special=True)
+        if parallel and written.joint is not None:
+            matcher.accept(ids)
+            assert read([two], form, rules=CallRules(SCHEMAS)).parsed == [("ping", {})] * 2
+        else:
+            with pytest.raises(ValueError, match="does not allow"):
+                matcher.accept(ids)
+
+
+@pytest.mark.parametrize("name", REASONING_FORMAT_NAMES)
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_grammar_begins_where_reasoning_ends(
+    name: str, opened: bool, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    form = reasoning_format(name)
+    assert form is not None
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]} | {
+        "additionalProperties": False
+    }
+    if form.opening:
+        thought = ("" if opened else form.opening) + 'Hm {"a": <x> 3}\n' + form.closing
+        begun = {"calls": thought, "answer": thought}
+    else:
+        opened = False
+        thought = '<|channel|>analysis<|message|>Hm {"a": 3}<|end|><|start|>assistant'
+        begun = {"calls": thought, "answer": thought + "<|channel|>final<|message|>"}
+    tools = "openai" if not form.opening else "hermes"
+    split, begin = tokenizer.split_controls, Begin.INSIDE if opened else Begin.ANYWHERE
+    grammar = forced(use("ping"), formats(tools, name), split, begin)
+    for seed in range(3):
+        text = drawn(grammars, tokenizer, grammar, seed, begun["calls"])
+        found = read([text], tools, name, rules=CallRules(SCHEMAS), opened=opened)
+        assert (found.parsed, found.content) == ([("ping", {})], "")
+        assert found.reasoning.startswith("Hm {")
+    for kind, value, valid in (
+        (GrammarKind.JSON_SCHEMA, schema, lambda text: json.loads(text)["a"] in (1, 2)),
+        (GrammarKind.REGEX, r"a/\/[bc/]", lambda text: text[:3] == "a//" and len(text) == 4),
+        (GrammarKind.CHOICE, ['x"', "yé"], lambda text: text in ('x"', "yé")),
+        (GrammarKind.LARK, 'start: "v" r1\nr1: /[0-9]{3}/', lambda text: text[0] == "v" and len(text) == 4),
+    ):
+        grammar = answer_after(grammar_text(kind, value), formats(tools, name), split, begin=begin)
+        found = read(
+            [drawn(grammars, tokenizer, grammar, 1, begun["answer"])], "", name, rules=None, opened=opened
+        )
+        assert found.reasoning.startswith("Hm {") and valid(found.content)
+    if form.opening:  # it may not think again
+        value = grammar_text(GrammarKind.CHOICE, ["v"])
+        closed = answer_after(value, formats(tools, name), split, begin=Begin.AFTER)
+        assert drawn(grammars, tokenizer, closed, 1) == "v"
+    if not opened and form.opening:  # it need not think
+        found = read([drawn(grammars, tokenizer, grammar, 1, "v")], "", name, rules=None)
+        assert found.content.startswith("v")
+
+
+def test_a_call_or_an_answer_of_a_form(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    either = chat_grammar(
+        functions_of(use()),
+        grammar_text(GrammarKind.CHOICE, ["yes", "no"]),
+        formats("hermes", "qwen3"),
+        tokenizer.split_controls,
+        parallel=True,
+        begin=Begin.AFTER,
+    )
+    assert drawn(grammars, tokenizer, either, 1, "y") == "yes"
+    call = read([drawn(grammars, tokenizer, either, 1, "<tool")], "hermes", rules=CallRules(SCHEMAS))
+    assert len(call.parsed) == 1 and call.content == ""
+
+
+def test_only_strict_schemas_have_to_be_enforced(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    odd = {
+        "type": "object",
+        "properties": {"not": {"type": "array", "uniqueItems": True, "items": {"type": "string", "x-a": 1}}},
+        "not": {"required": ["z"]},
+        "format": "color",
+    }
+    loose = ToolUse((tool("f", odd),), ToolChoice("required"))
+    grammars.compile(forced(loose, formats("hermes"), tokenizer.split_controls))
+    strict = ToolUse((tool("g", NOTHING), tool("f", odd, strict=True)), ToolChoice("required"))
+    with pytest.raises(APIError) as caught:
+        forced(strict, formats("hermes"), tokenizer.split_controls)
+    assert caught.value.param == "tools[1].function.parameters" and "not" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": ["string", "null"]}}}),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"$ref": "#/$defs/S"}}, "$defs": {"S": {}}}),
+        ("functiongemma", {"type": "object", "properties": {"a": {}}}),
+        ("functiongemma", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}),
+        ("functiongemma", {"type": "object", "properties": {"a": {"type": "array", "minItems": 1}}}),
+        ("pythonic", {"type": "object", "properties": {}, "minProperties": 1}),
+    ],
+)
+def test_what_a_format_cannot_enforce_is_refused_where_strict(
+    form: str, schema: Any, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    for strict in (False, True):
+        asked = ToolUse((tool("f", schema, strict=strict),), ToolChoice("required"))
+        if strict:
+            with pytest.raises(APIError) as caught:
+                forced(asked, formats(form), tokenizer.split_controls)
+            assert caught.value.param == "tools[0].function.parameters" and form in caught.value.message
+        else:
+            grammars.compile(forced(asked, formats(form), tokenizer.split_controls))
+
+
+@pytest.mark.parametrize(("form", "key"), [("pythonic", "a-b"), ("qwen3_coder", "a b"), ("gemma4", "a:{")])
+def test_a_parameter_that_cannot_be_written_is_refused(
+    form: str, key: str, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    schema = {"type": "object", "properties": {key: {"type": "integer"}}}
+    asked = ToolUse((tool("f", schema),), ToolChoice("required"))
+    with pytest.raises(APIError) as caught:
+        forced(asked, formats(form), tokenizer.split_controls)
+    assert caught.value.param == "tools[0].function.parameters" and repr(key) in caught.value.message
+    grammars.compile(forced(asked, formats("hermes"), tokenizer.split_controls))

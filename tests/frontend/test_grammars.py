@@ -1,0 +1,376 @@
+"""Every keyword of JSON Schema is enforced or refused; what is wrong with a grammar is a 400 that says so."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import random
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pytest
+
+from servelite.frontend.errors import APIError
+from servelite.frontend.grammars import (
+    GrammarCheck,
+    compile_check,
+    read_response_format,
+    read_structured_outputs,
+)
+from servelite.frontend.protocol import read_chat
+from servelite.frontend.schema_keywords import (
+    ANNOTATIONS,
+    DRAFTS,
+    ENFORCED,
+    FORMATS,
+    MAX_DEPTH,
+    MAX_PATTERN_PROPERTIES,
+    MAX_PROPERTIES,
+    REFUSED,
+    check_schema,
+)
+from servelite.ipc.masks import unpack_bits
+from servelite.tokenizer.grammar import GrammarError, GrammarKind, Grammars, grammar_text, json_rule
+from tests.engine.test_grammars import END, PIECES, Bytes, load
+from tests.frontend.field_cases import nested
+
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+
+# Every keyword of the drafts 2020-12 and 7.
+KEYWORDS = [
+    *(
+        "$schema",
+        "$id",
+        "$ref",
+        "$anchor",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$vocabulary",
+        "$comment",
+        "$defs",
+    ),
+    *("definitions", "$recursiveRef", "$recursiveAnchor", "type", "enum", "const", "multipleOf", "maximum"),
+    *("exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength", "minLength", "pattern", "maxItems"),
+    *("minItems", "uniqueItems", "maxContains", "minContains", "maxProperties", "minProperties", "required"),
+    *(
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+    ),
+    *("else", "properties", "patternProperties", "additionalProperties", "propertyNames", "prefixItems"),
+    *("items", "additionalItems", "contains", "unevaluatedItems", "unevaluatedProperties", "title"),
+    *("description", "default", "deprecated", "readOnly", "writeOnly", "examples", "format"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+]
+
+SCHEMAS: dict[str, list[Any]] = {
+    "type": [INTEGER, {"type": ["integer", "null"]}, {"type": "number"}, {"type": "boolean"}],
+    "enum": [{"enum": [1, "a", None, {"b": [1]}, 1.5]}, {"enum": ["a", "bbb"], "minLength": 2}],
+    "const": [{"const": {"a": [1, "x"]}}],
+    "multipleOf": [{"type": "integer", "multipleOf": 7}, {"type": "number", "multipleOf": 0.25}],
+    "maximum": [{"type": "number", "maximum": -2}],
+    "exclusiveMaximum": [{"type": "integer", "exclusiveMaximum": 3}],
+    "minimum": [{"type": "integer", "minimum": -12, "maximum": 130}, {"minimum": 5}],
+    "exclusiveMinimum": [{"type": "number", "exclusiveMinimum": 3}],
+    "maxLength": [STRING | {"maxLength": 3}],
+    "minLength": [STRING | {"minLength": 3}, {"minLength": 2}],
+    "pattern": [STRING | {"pattern": "^a[bc]+$", "maxLength": 6}, STRING | {"pattern": r"^\d\w\s$"}],
+    "format": [STRING | {"format": name} for name in FORMATS] + [{"format": "date"}],
+    "items": [{"type": "array", "items": INTEGER}, {"type": "array", "items": False}],
+    "prefixItems": [{"type": "array", "prefixItems": [INTEGER, STRING], "items": {"type": "boolean"}}],
+    "additionalItems": [
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "array",
+            "items": [INTEGER],
+            "additionalItems": STRING,
+        }
+    ],
+    "maxItems": [{"type": "array", "items": INTEGER, "maxItems": 2}],
+    "minItems": [{"type": "array", "items": INTEGER, "minItems": 2}],
+    "properties": [{"type": "object", "properties": {"a": INTEGER, "b/c": STRING}}],
+    "patternProperties": [
+        {"type": "object", "patternProperties": {"^x": INTEGER}, "additionalProperties": False}
+    ],
+    "additionalProperties": [
+        {"type": "object", "properties": {"a": INTEGER}, "additionalProperties": {"type": "boolean"}}
+    ],
+    "required": [{"type": "object", "properties": {"a": INTEGER}, "required": ["a", "z"]}],
+    "maxProperties": [{"type": "object", "maxProperties": 1}],
+    "minProperties": [
+        {"type": "object", "additionalProperties": INTEGER, "minProperties": 1},
+        {"type": "object", "additionalProperties": INTEGER, "required": ["a"], "minProperties": 2},
+    ],
+    "allOf": [{"allOf": [INTEGER, {"minimum": 4}]}],
+    "anyOf": [{"anyOf": [{"minimum": 5}, {"maximum": 1}], "type": "integer"}],
+    "oneOf": [{"oneOf": [INTEGER, STRING]}],
+    "$ref": [
+        {"$ref": "#/$defs/a", "minimum": 5, "$defs": {"a": INTEGER}},
+        {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+    ],
+    "$defs": [{"$ref": "#/$defs/a", "$defs": {"a": INTEGER}}],
+    "definitions": [{"$ref": "#/definitions/a", "definitions": {"a": INTEGER}}],
+    "$id": [{"$ref": "/z", "$id": "http://x/y", "$defs": {"a": {"$id": "/z", "type": "integer"}}}],
+    "$anchor": [{"$ref": "#foo", "$defs": {"a": {"$anchor": "foo", "type": "integer"}}}],
+}
+"""For each enforced keyword, schemas that it has a part in."""
+
+
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+
+FORMAT_CHECKS: dict[str, Callable[[str], Any]] = {
+    "date-time": lambda text: date.fromisoformat(text[:10]) and re.fullmatch("T" + _TIME, text[10:].upper()),
+    "time": lambda text: re.fullmatch(_TIME, text.upper()),
+    "date": date.fromisoformat,
+    "duration": re.compile(r"P(\d+W|(?=.)(\d+Y)?(\d+M)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?)").fullmatch,
+    "email": re.compile(r"[^@\s]+@[^@\s]+").fullmatch,
+    "hostname": re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?").fullmatch,
+    "ipv4": ipaddress.IPv4Address,
+    "ipv6": ipaddress.IPv6Address,
+    "uri": re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S*").fullmatch,
+    "uuid": uuid.UUID,
+}
+"""What the standards that JSON Schema names say, as far as a line says it."""
+
+
+def text_by(grammar: str, seed: int, most: int = 300) -> str | None:
+    """A text of the grammar's by a blind writer, who likes to close what is open; None: none in time."""
+    matcher, rng, text = load().compile(grammar), random.Random(seed), b""
+    words = np.zeros(-(-len(PIECES) // 32), np.uint32)
+    for length in range(most):
+        matcher.fill(words)
+        allowed = np.flatnonzero(unpack_bits(words.view(np.uint8)[None], len(PIECES))[0]).tolist()
+        assert allowed, text
+        if allowed == [END] or (END in allowed and (rng.random() < 0.5 or length > 100)):
+            return text.decode()
+        allowed = [token for token in allowed if token != END]
+        plain = [token for token in allowed if PIECES[token] in _PLAIN] or allowed
+        closing = [token for token in allowed if PIECES[token] in _CLOSING]
+        token = rng.choice(closing if closing and length > 50 else plain if rng.random() < 0.8 else allowed)
+        matcher.accept([token])
+        text += PIECES[token]
+    return None
+
+
+_PLAIN = {bytes([byte]) for byte in b'"{}[],:0123456789abctruflsn@.-/'}
+_CLOSING = {b'"', b"}", b"]"}
+
+
+def place_of(schema: Any) -> str:
+    with pytest.raises(APIError) as caught:
+        check_schema(schema, "f")
+    assert caught.value.status == 400 and caught.value.param == "f"
+    return caught.value.message
+
+
+def test_every_keyword_has_its_place_in_the_table() -> None:
+    assert sorted(KEYWORDS) == sorted([*ENFORCED, *ANNOTATIONS, *REFUSED])
+    assert sorted(SCHEMAS) == sorted(ENFORCED)
+
+
+@pytest.mark.parametrize("keyword", ENFORCED)
+def test_an_enforced_keyword(keyword: str) -> None:
+    """What the grammar lets through is valid; and the writer does find texts."""
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    for schema in SCHEMAS[keyword]:
+        assert keyword in json.dumps(schema)
+        grammar = grammar_text(GrammarKind.JSON_SCHEMA, schema)
+        compile_check(grammar, load(), "f")
+        validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+        texts = [text for seed in range(12) if (text := text_by(grammar, seed)) is not None]
+        assert texts or keyword == "format"
+        for text in texts:
+            value = json.loads(text)
+            validator.validate(value)
+            if keyword == "format" and isinstance(value, str):
+                assert FORMAT_CHECKS[schema["format"]](value), (schema, value)
+
+
+@pytest.mark.parametrize("keyword", [*REFUSED, "minLenght", "nullable", "x-guidance"])
+def test_a_keyword_that_is_not_enforced_is_named_with_its_place(keyword: str) -> None:
+    for schema, place in (
+        ({keyword: True}, "f"),
+        ({"properties": {"a": {"items": {keyword: {}}}}}, "f.properties.a.items"),
+        ({"anyOf": [{}, {"additionalProperties": {keyword: 1}}]}, "f.anyOf[1].additionalProperties"),
+        ({"$defs": {"d": {"prefixItems": [{keyword: 1}]}}}, "f.$defs.d.prefixItems[0]"),
+    ):
+        message = place_of(schema)
+        assert message.startswith(f"{place}: ") and repr(keyword) in message
+
+
+def test_words_are_keywords_only_where_a_schema_stands() -> None:
+    check_schema({"enum": [{"not": 1}], "const": {"if": 2}, "properties": {"contains": INTEGER}}, "f")
+    check_schema({"default": {"not": 1}, "examples": [{"then": 1}], "description": "else"}, "f")
+
+
+def test_annotations_ask_nothing() -> None:
+    schema = {word: "x" for word in ANNOTATIONS if word not in ("examples", "$schema", "contentSchema")}
+    schema |= {"examples": [1], "contentSchema": {}, "type": "boolean"}
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    compile_check(grammar_text(GrammarKind.JSON_SCHEMA, schema), load(), "f")
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"properties": {"foo": "bar"}}, "f.properties.foo"),
+        ({"properties": 5}, "f.properties"),
+        ({"items": {"patternProperties": 5}}, "f.items.patternProperties"),
+        ({"type": "array", "items": 1}, "f.items"),
+        ({"format": "int32"}, "f.format is 'int32'"),
+        ({"type": "integer", "format": "date"}, "strings only"),
+        ({"multipleOf": 999983}, "multipleOf"),
+        ({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.991}]}, "multipleOf"),
+        ({"multipleOf": 1e300}, "multipleOf"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1}, "f.$schema is 'http:"),
+        ({"items": {"minProperties": 2}}, "f.items: the keyword 'minProperties' is not enforced above 1"),
+        ({"required": ["a", "a"], "minProperties": 3}, "'minProperties' is not enforced above 2"),
+        ({"$defs": {"d": {"$schema": 7}}}, "f.$defs.d.$schema is 7"),
+        (
+            {"items": {"prefixItems": [INTEGER], "additionalItems": False}},
+            "f.items: the keyword 'prefixItems'",
+        ),
+        ({"prefixItems": [INTEGER], "items": [STRING]}, "f: the keyword 'prefixItems'"),
+        *[
+            ({"$schema": old, "items": {"prefixItems": [INTEGER]}}, "f.items: the keyword 'prefixItems'")
+            for old in DRAFTS[1:]
+        ],
+        ({"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}, str(MAX_PROPERTIES)),
+        ({"patternProperties": {f"^{i}": {} for i in range(MAX_PATTERN_PROPERTIES + 1)}}, "patternProp"),
+    ],
+)
+def test_a_schema_out_of_bounds(schema: Any, named: str) -> None:
+    assert named in place_of(schema)
+
+
+def test_depth_is_bounded_without_recursion() -> None:
+    schema: dict[str, Any] = INTEGER
+    for depth in range(100_000):
+        if depth == MAX_DEPTH - 1:
+            check_schema(schema, "f")
+            compile_check(grammar_text(GrammarKind.JSON_SCHEMA, schema), load(), "f")
+        schema = {"items": schema}
+    assert str(MAX_DEPTH) in place_of(schema)
+    with pytest.raises(APIError, match="deep"):
+        read_structured_outputs("s", {"json": nested(5000)})
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *[
+            grammar_text(GrammarKind.JSON_SCHEMA, schema)
+            for schema in (
+                {"type": "hiccup"},
+                {"type": 123},
+                {"$ref": "#/$defs/none"},
+                {"$ref": "http://example.com/schema"},
+                {"$ref": "#"},
+                STRING | {"pattern": "([a-z"},
+                STRING | {"pattern": "^(?=a)b"},
+                STRING | {"pattern": "(" * 20_000 + ")" * 20_000},
+                {"enum": []},
+                {"type": "object", "required": "a"},
+                {"type": "integer", "minimum": 5, "maximum": 3},
+                {"oneOf": [{"minimum": 1}, {"maximum": 2}]},
+                {"const": "\ud83d"},
+            )
+        ],
+        *[grammar_text(GrammarKind.REGEX, text) for text in ("(unclosed", "(" * 16_000, "")],
+        *[
+            grammar_text(GrammarKind.LARK, text)
+            for text in ("", "start: nothing", 'start: ""', "%import x (Y)")
+        ],
+    ],
+)
+def test_a_grammar_that_cannot_be_used(grammar: str) -> None:
+    with pytest.raises(APIError) as caught:
+        compile_check(grammar, load(), "f")
+    error = caught.value
+    assert (error.status, error.param, error.code) == (400, "f", "invalid_grammar")
+    assert error.message.startswith("f: ") and "\n" not in error.message and len(error.message) < 400
+
+
+def test_what_a_client_asks_for_becomes_a_grammar() -> None:
+    def chat(**fields: Any) -> Any:
+        return read_chat({"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields)
+
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": INTEGER, "strict": True}}
+    wanted = grammar_text(GrammarKind.JSON_SCHEMA, INTEGER)
+    assert chat(response_format=form).options.grammar == wanted
+    assert chat(response_format={"type": "text"}).options.grammar == ""
+    assert chat(response_format={"type": "json_object"}).options.grammar == grammar_text(
+        GrammarKind.JSON_OBJECT
+    )
+    assert chat(structured_outputs={"json": json.dumps(INTEGER)}).sampling.structured_outputs == wanted
+    with pytest.raises(APIError, match="not both"):
+        chat(response_format=form, structured_outputs={"regex": "a"})
+    gbnf = read_structured_outputs("s", {"grammar": 'root ::= "a" b\nb ::= [0-9]'})
+    assert text_by(gbnf, 1) in {f"a{digit}" for digit in range(10)}
+    assert read_response_format("r", form) == wanted
+
+
+def test_whitespace_is_bounded_and_keys_have_one_spelling() -> None:
+    """Such a text would go on for ever, such a key would escape its schema."""
+    schema = {"type": "object", "properties": {"a/b": INTEGER}}
+    for grammar in (
+        grammar_text(GrammarKind.JSON_SCHEMA, schema),
+        grammar_text(GrammarKind.LARK, "start: " + json_rule(schema)),
+    ):
+        for text in ('{"a/b": 1}', '{"a/b":1}', json.dumps({"a/b": 1, "c": [{"d": {}}]}, indent=8)):
+            load().compile(grammar).accept(list(text.encode()))
+        for text in ("{  ", "{\n\n", "{\n" + " " * 33, '{"a\\/b":"x"', '{"\\u0061/b":"x"', '{"a/b":"x"'):
+            with pytest.raises(GrammarError):
+                load().compile(grammar).accept(list(text.encode()))
+    load().compile(grammar_text(GrammarKind.JSON_OBJECT)).accept(list(b'{"a": [1, {"b": null}]}'))
+    with pytest.raises(GrammarError):
+        load().compile(grammar_text(GrammarKind.JSON_OBJECT)).accept(list(b"["))
+
+
+def test_a_control_token_is_no_text() -> None:
+    matcher, words = load().compile(grammar_text(GrammarKind.REGEX, "<end>|x")), np.zeros(9, np.uint32)
+    matcher.fill(words)
+    allowed = np.flatnonzero(unpack_bits(words.view(np.uint8)[None], len(PIECES))[0])
+    assert {PIECES[token] for token in allowed} == {b"<", b"x"}
+
+
+def test_a_check_is_remembered_and_its_vocabulary_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(
+        "servelite.frontend.grammars.Grammars", lambda words: made.append(words) or Grammars(words)
+    )
+    compiled: list[str] = []
+    true_compile = Grammars.compile
+    monkeypatch.setattr(
+        Grammars, "compile", lambda self, text: compiled.append(text) or true_compile(self, text)
+    )
+    check = GrammarCheck(Bytes())  # type: ignore[arg-type]
+    right, wrong = grammar_text(GrammarKind.REGEX, "a"), grammar_text(GrammarKind.REGEX, "(")
+    threads = [threading.Thread(target=check.check, args=(right, "f")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check.check(right, "f")
+    for _ in range(2):
+        with pytest.raises(APIError):
+            check.check(wrong, "f")
+    assert len(made) == 1 and compiled.count(wrong) == 2 and compiled.count(right) <= 4
+
+
+def test_a_tokenizer_without_an_end_token_follows_no_grammar() -> None:
+    endless = Bytes()
+    endless.eos_token_ids = ()  # type: ignore[assignment]
+    with pytest.raises(APIError, match="no end token"):
+        GrammarCheck(endless).check(grammar_text(GrammarKind.REGEX, "a"), "f")  # type: ignore[arg-type]
