@@ -14,10 +14,11 @@ MAX_PROMPTS: Final = 2048
 MAX_CALLS: Final = 128  # of one message
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _OF_ROLE: Final = {
-    "assistant": ("tool_calls", "reasoning_content", "reasoning"),
+    "assistant": ("tool_calls", "reasoning_content", "reasoning", "parsed"),
     "tool": ("tool_call_id",),
 }
-"""What a message of a role may have beside role, content and name."""
+"""What a message of a role may have beside role, content and name. `parsed` is what OpenAI's SDK read out of
+an answer, and says nothing that the answer does not."""
 
 Message = dict[str, Any]
 """Role and content, a text; name, `tool_call_id`, `reasoning_content` where given, texts too; and
@@ -28,12 +29,13 @@ Prompt = str | list[int]
 _WORD: Final = String(256)
 _TEXT: Final = String(1 << 24)
 _CONTENT: Final = (str, [{"type": "text", "text": str}])
-_FUNCTION: Final = {"name": _WORD, "arguments?": _TEXT}
+_FUNCTION: Final = {"name": _WORD, "arguments?": _TEXT, "parsed_arguments?": Any}
 _CALL: Final = {"id?": _WORD, "type?": "function", "index?": Any, "function": _FUNCTION}
 _ANY: Final = {"name?": _WORD, "*": Only((None, [], ""))}
 _ASSISTANT: Final = {
     "role": "assistant",
     "content?": _CONTENT,
+    "parsed?": Any,
     "reasoning?": _TEXT,
     "reasoning_content?": _TEXT,
     "tool_calls?": Items(_CALL, 0, MAX_CALLS),
@@ -108,7 +110,7 @@ def _read_call(path: str, call: Any) -> dict[str, Any]:
         raise bad_request(f"{path} must be a call of a function, not {shown(call)}", path)
     for place, where, names in (
         (path, call, ("id", "type", "function", "index")),
-        (f"{path}.function", function, ("name", "arguments")),
+        (f"{path}.function", function, ("name", "arguments", "parsed_arguments")),
     ):
         for name in where:
             if name not in names and where[name] is not None:

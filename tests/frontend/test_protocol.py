@@ -328,3 +328,26 @@ def test_token_ids_outside_the_vocabulary_are_named() -> None:
         sampling.check_tokens(101)
         with pytest.raises(APIError, match=f"{name} has 100; token IDs go from 0 to 99"):
             sampling.check_tokens(100)
+
+
+def test_what_the_sdk_parsed_may_be_sent_back() -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    calls = [{"id": "c", "type": "function", "function": function}]
+    told = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "user", "content": "hi"},
+    ]
+    parsed = function | {"parsed_arguments": {"a": 1}}
+    again = [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": None,
+            "parsed": {"b": 2},
+            "tool_calls": [calls[0] | {"function": parsed}],
+        },
+        {"role": "user", "content": "hi"},
+    ]
+    read = [read_chat({"model": "demo", "messages": messages}).messages for messages in (told, again)]
+    assert read[0] == read[1]
