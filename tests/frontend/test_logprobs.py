@@ -263,3 +263,36 @@ async def test_lost_logprobs_fail_their_request_only(demo_model: Path, tmp_path:
         bodies = [await lost.done(), await other.done()]
         assert sorted((lost.status, other.status)) == [200, 500]
         assert any("error" in body and body["error"]["code"] == "engine_error" for body in bodies)
+
+
+async def test_the_logprobs_of_a_tool_call(demo_model: Path, tmp_path: Path) -> None:
+    """Each token is told once, those of markers too, however much text the parser holds back."""
+    text = 'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": "Münster 🦜"}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": tools,
+        "logprobs": True,
+    }
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        tokens = service.tokenizer.encode(text, add_special_tokens=False)
+        contents = []
+        for stream in (False, True):
+            call = Call(make_app(service), CHAT, body | {"stream": stream})
+            add = await engine.receive_add()
+            for i, token in enumerate(tokens):
+                row = part(i, [(-float(i + 1), {})])
+                last = LENGTH if i == len(tokens) - 1 else NONE
+                engine.step((add.request, i, [token], last), logprobs={add.request: row})
+                await asyncio.sleep(0.002)
+            answer = await call.done()
+            told = [event["choices"][0] for event in (answer[:-1] if stream else [answer])]
+            contents.append([e for one in told if one["logprobs"] for e in one["logprobs"]["content"]])
+            messages = [one.get("delta", one.get("message")) for one in told]
+            calls = [made["function"] for message in messages for made in message.get("tool_calls", ())]
+            assert "".join(made["arguments"] for made in calls) == '{"a": "Münster 🦜"}'
+            assert "".join(message.get("content") or "" for message in messages) == "Well."
+        assert contents[0] == contents[1]
+        assert [entry["logprob"] for entry in contents[0]] == [-float(i + 1) for i in range(len(tokens))]
+        assert bytes(byte for entry in contents[0] for byte in entry["bytes"]).decode() == text

@@ -20,11 +20,12 @@ CUTS = st.lists(st.integers(0, 40), max_size=10)
 STOPS = ["e", "th", " the", "\ufffd", "\ufffd\ufffd", "é", "\n", " ", "##", "12", "🜁", "東京"]
 
 
-@pytest.fixture(scope="module", params=["demo_model", "gemma_model", "minilm_model"])
+@pytest.fixture(scope="module", params=["demo_model", "gemma_model", "minilm_model", "spm"])
 def kind(request: pytest.FixtureRequest) -> tuple[Tokenizer, list[int]]:
-    """A tokenizer, and its tokens that are no whole characters, or none, or control tokens."""
-    path: Path = request.getfixturevalue(request.param)
-    tokenizer = load_tokenizer(open_model_files(path))
+    """A tokenizer, and its tokens that are no whole characters, or none, or control tokens; the three, and a
+    small one whose texts lose the space they begin with."""
+    made: Path | Tokenizer = request.getfixturevalue(request.param)
+    tokenizer = made if isinstance(made, Tokenizer) else load_tokenizer(open_model_files(made))
     odd = [
         token
         for token in range(tokenizer.vocab_size)

@@ -18,7 +18,7 @@ from tests.frontend.parsers.samples import BARE, Calls, cut, read, reasoning_for
 CALLS: Calls = [
     (
         "get_weather",
-        {"city": "Münster 東京 😀 'q' \\ {[(", "days": -1, "more": {"a": [1, {"b": "]}"}], "c": ""}},
+        {"city": "Münster\n\n東京 😀 'q' \\ {[(", "days": -1, "more": {"a": [1, {"b": "]}"}], "c": ""}},
     ),
     ("ping", {}),
     ("get_weather", {"more": {"d": {"e": {"f": [[], {}]}}}, "exact": True}),
