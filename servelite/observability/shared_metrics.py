@@ -1,7 +1,7 @@
 """Metrics of several front ends as one: each leaves its own in a file, and a scrape adds them up.
 
-A file a process, written anew every second in which something was counted: what a front end that died had
-counted stays counted, and a scrape is at most a second behind the others.
+A file a process, written anew every second in which something was counted, and before a scrape: what a scrape
+has told stays counted when a front end dies, and a scrape is at most a second behind the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class MetricsExchange(Collector):
             self._written = encoded
 
     def collect(self) -> Iterator[Metric]:
-        """Everybody's metrics, summed by name and labels."""
+        """Everybody's metrics, summed by name and labels. This process's own are left first: a counter that
+        fell when the process died would look like one that began anew."""
+        self.publish()
         total: dict[str, _Family] = {family.name: family for family in _families(self._own)}
         for file in sorted(self._folder.glob(_PREFIX + "*")):
             if file != self._file and not file.suffix:

@@ -53,6 +53,14 @@ def test_what_a_dead_process_has_counted_stays(tmp_path: Path, monkeypatch: pyte
     )
 
 
+def test_what_a_scrape_has_told_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = process(tmp_path, 1, monkeypatch)
+    dead.finished("stop")
+    line = b'servelite_request_success_total{finished_reason="stop",model_name="demo"} 1.0'
+    assert line in dead.expose()  # and it dies within the second
+    assert line in process(tmp_path, 2, monkeypatch).expose()
+
+
 def test_nothing_is_written_where_nothing_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
