@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from time import thread_time
 from typing import Final
 
 import msgspec
@@ -35,7 +36,15 @@ OVER: Final = 1
 DEAD_END: Final = RequestError(
     400, "grammar_dead_end", "no token is left that both the grammar and the other parameters allow"
 )
+TOO_SLOW: Final = RequestError(
+    400, "grammar_too_complex", "the grammar: finding what may come next takes too long, time after time"
+)
 FAILED: Final = RequestError(500, "grammar_failed", "the engine could not compile the grammar")
+
+MASK_PER_TOKEN_S: Final = (
+    0.004  # CPU time of a mask that costs its answer nothing; all streams wait for masks
+)
+MASK_ALLOWANCE_S: Final = 0.25  # for what masks take beyond that; cheaper ones fill it up again
 
 _CACHED: Final = 32  # grammars that are kept compiled
 _WAIT_S: Final = 0.002  # for how long an engine where nothing runs does not look at its messages
@@ -166,11 +175,16 @@ class RequestGrammars:
         """The mask of the request's next token, its `index`-th; or why there can be none."""
         constraint, sampling = request.constraint, request.add.sampling
         assert constraint is not None and constraint.matcher is not None
+        began = thread_time()
         try:
             constraint.matcher.fill(words)
         except GrammarError as error:
             self._drop(constraint.text)
             return RequestError(400, "grammar_too_complex", f"the grammar: {error}")
+        taken = constraint.mask_seconds + thread_time() - began - MASK_PER_TOKEN_S
+        constraint.mask_seconds = max(taken, 0.0)
+        if constraint.mask_seconds > MASK_ALLOWANCE_S:
+            return TOO_SLOW
         if index < constraint.min_tokens:
             _hold_back(words, sampling.stop_token_ids)
         if not constraint.matcher.end_ids.intersection(sampling.stop_token_ids):  # ignore_eos

@@ -31,6 +31,7 @@ class Constraint:
     text: str
     min_tokens: int  # the request's; the runner is not told of it
     matcher: Matcher | None = None  # None until it is compiled
+    mask_seconds: float = 0.0  # of the allowance for masks: used up
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from servelite.config import Settings
-from servelite.engine.grammars import RequestGrammars
+from servelite.engine.grammars import MASK_ALLOWANCE_S, MASK_PER_TOKEN_S, RequestGrammars
 from servelite.ipc.masks import pack_masks, unpack_bits, unpack_masks
 from servelite.ipc.messages import FinishReason, Plan
 from servelite.tokenizer.grammar import GrammarKind, Grammars, grammar_text
@@ -261,6 +262,21 @@ def test_an_empty_mask_ends_its_request_alone(harness: Harness, monkeypatch: pyt
     error = harness.answers[bad].error
     assert error is not None and error.code == "grammar_dead_end"
     assert harness.answers[good].tokens == alone(prompt=prompt(5, 1), max_tokens=20, seed=1)
+
+
+def test_masks_that_take_long_end_their_request_alone(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=0.03)
+    monkeypatch.setattr("servelite.engine.grammars.thread_time", lambda: next(clock))
+    bad = harness.add(prompt(4), 40, grammar=regex("[ab]{39}"), stop_token_ids=(END,))
+    good = harness.add(prompt(5, 1), 20, seed=1)
+    harness.drain()
+    error = harness.answers[bad].error
+    assert error is not None and (error.code, error.status) == ("grammar_too_complex", 400)
+    assert len(harness.answers[bad].tokens) == int(MASK_ALLOWANCE_S / (0.03 - MASK_PER_TOKEN_S))
+    assert harness.answers[good].tokens == alone(prompt=prompt(5, 1), max_tokens=20, seed=1)
+    harness.assert_empty()
 
 
 def test_a_slow_compiler_stalls_nobody_and_waits_for_nobody() -> None:
