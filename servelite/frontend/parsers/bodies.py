@@ -37,16 +37,20 @@ def json_calls(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[None]:
     if (yield from reader.skip_space()) != "[":
         yield from _json_call(reader, sink, form)
         return
-    reader.at += 1
-    while True:
+    yield from _listed(reader, lambda: _json_call(reader, sink, form))
+
+
+def _listed(reader: Reader, item: Callable[[], Steps[None]]) -> Steps[None]:
+    """A list that is not empty, from its opening to behind its end; `item` reads one of what it holds."""
+    yield from reader.expect("[")
+    following = ","
+    while following == ",":
         yield from reader.skip_space()
-        yield from _json_call(reader, sink, form)
+        yield from item()
         following = yield from reader.skip_space()
         if following not in ",]":
             raise NotACall
         reader.at += 1
-        if following == "]":
-            return
 
 
 def _json_call(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[None]:
@@ -216,18 +220,13 @@ def _begins_any(reader: Reader, literals: tuple[str, ...]) -> Steps[bool]:
 def python_calls(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[None]:
     """A Python list of calls with keyword arguments."""
     yield from reader.skip_space()
-    yield from reader.expect("[")
-    while True:
-        yield from reader.skip_space()
-        name = yield from read_name(reader, sink, form)
-        yield from reader.expect("(")
-        yield from copy_arguments(reader, sink, name)
-        following = yield from reader.skip_space()
-        if following not in ",]":
-            raise NotACall
-        reader.at += 1
-        if following == "]":
-            return
+    yield from _listed(reader, lambda: _python_call(reader, sink, form))
+
+
+def _python_call(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[None]:
+    name = yield from read_name(reader, sink, form)
+    yield from reader.expect("(")
+    yield from copy_arguments(reader, sink, name)
 
 
 def braces_call(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[None]:
