@@ -388,7 +388,7 @@ def add_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ("mode
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif isinstance(kind, types.GenericAlias):
-            options |= {"nargs": "+", "metavar": f.metadata["metavar"] or "NAME"}
+            options |= {"nargs": "+", "action": "extend", "metavar": f.metadata["metavar"] or "NAME"}
         else:
             options |= {
                 "type": _number(kind) if kind in _NOT else kind,

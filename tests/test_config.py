@@ -36,6 +36,8 @@ def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
 def test_names_are_several() -> None:
     assert settings_from(parse("--served-model-name", "a", "b"), {}).served_model_name == ("a", "b")
     assert settings_from({}, {"SERVELITE_SERVED_MODEL_NAME": "a,b"}).served_model_name == ("a", "b")
+    again = parse("--api-key", "a", "--port", "9001", "--api-key", "b", "c")
+    assert settings_from(again, {"SERVELITE_API_KEY": "d"}).api_key == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
