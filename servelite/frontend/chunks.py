@@ -110,6 +110,8 @@ class StreamTemplate:
             content = self._opening + b'"delta":' + _encode(_delta(piece))
         else:
             content = self._before + _encode(piece) + (b"}" if self._chat else b"")
+        if isinstance(logprobs, msgspec.Raw) and not more:  # a chat's, which is JSON already
+            return content + b',"logprobs":' + bytes(logprobs) + b',"finish_reason":null}]' + self._tail
         choice = _encode({"logprobs": logprobs, "finish_reason": None} | more)
         return content + b"," + choice[1:] + b"]" + self._tail
 

@@ -176,7 +176,7 @@ class GrammarCheck:
                 return
             if self._grammars is None:
                 try:
-                    self._grammars = Grammars(self._tokenizer)
+                    self._grammars = Grammars(self._tokenizer, to_check=True)
                 except GrammarError as error:
                     raise bad_request(f"{field} is not supported: {error}", field) from None
         compile_check(grammar, self._grammars, field)

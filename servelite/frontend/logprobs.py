@@ -20,6 +20,7 @@ Logprobs = msgspec.Raw | dict[str, Any]
 """A choice's `logprobs`: the JSON of a chat's, which is written once a token; or as a value."""
 
 _encode: Final = msgspec.json.encode
+_MAX_ENTRIES: Final = 1 << 15  # some 100 bytes each
 
 
 class LogprobTable:
@@ -59,38 +60,56 @@ class LogprobTable:
 
     def at(self, index: int) -> tuple[float, list[int], list[float]] | None:
         """(own logprob, likeliest IDs, their logprobs) of token `index`, None where it has none."""
-        place = index - self.first
+        place, k = index - self.first, self._k
         if not 0 <= place < len(self._chosen):
             return None
-        own, of_token = self._chosen[place], slice(self._k * place, self._k * (place + 1))
-        return (
-            own if own > LEAST else LEAST,
-            self._ids[of_token].tolist(),
-            [value if value > LEAST else LEAST for value in self._values[of_token]],
-        )
+        own = self._chosen[place]
+        if own < LEAST:
+            own = LEAST
+        if not k:
+            return own, [], []
+        ids, values = self._ids[k * place : k * (place + 1)], self._values[k * place : k * (place + 1)]
+        if values[-1] < LEAST:  # the least of them
+            return own, ids.tolist(), [max(value, LEAST) for value in values]
+        return own, ids.tolist(), values.tolist()
 
 
-@lru_cache(maxsize=1 << 15)
-def _begun(piece: str | bytes) -> bytes:
-    """A token's entry up to its log probability."""
-    data = piece.encode() if isinstance(piece, str) else piece
-    fields = {"token": data.decode(errors="replace"), "bytes": list(data)}
-    return _encode(fields)[:-1] + b',"logprob":'
+class ChatEntries(dict[int, bytes]):
+    """Tokens' entries in a chat's `logprobs`, up to the log probability, by token ID."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        data = self._tokenizer.token_bytes(token)
+        fields = {"token": data.decode(errors="replace"), "bytes": list(data)}
+        if len(self) == _MAX_ENTRIES:
+            self.clear()
+        self[token] = entry = _encode(fields)[:-1] + b',"logprob":'
+        return entry
+
+
+@lru_cache(maxsize=1)
+def chat_entries(tokenizer: Tokenizer) -> ChatEntries:
+    """The process's own: what is found for one answer serves the next."""
+    return ChatEntries(tokenizer)
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[int], table: LogprobTable, start: int
+    entries: ChatEntries, tokens: Sequence[int], table: LogprobTable, start: int
 ) -> msgspec.Raw:
     """The `logprobs` of a chat's choice, for `tokens`, the first of which is token `start`."""
-    piece, content = tokenizer.piece, []
+    content = []
     for index, token in enumerate(tokens, start):
         found = table.at(index)
-        if found is not None:
-            own, ids, values = found
-            number, *numbers = _encode((own, *values))[1:-1].split(b",")
-            tops = [_begun(piece(top)) + value + b"}" for top, value in zip(ids, numbers, strict=True)]
-            told = _begun(piece(token)) + number + b',"top_logprobs":[' + b",".join(tops) + b"]}"
-            content.append(told)
+        if found is None:
+            continue
+        own, ids, values = found
+        tops = b""
+        if ids:
+            numbers = _encode(values)[1:-1].split(b",")
+            tops = b",".join([entries[top] + number + b"}" for top, number in zip(ids, numbers, strict=True)])
+        content.append(entries[token] + _encode(own) + b',"top_logprobs":[' + tops + b"]}")
     return msgspec.Raw(b'{"content":[' + b",".join(content) + b'],"refusal":null}')
 
 

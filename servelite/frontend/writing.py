@@ -10,6 +10,7 @@ from servelite.frontend.chunks import Choice, Usage
 from servelite.frontend.logprobs import (
     LegacyLogprobs,
     Logprobs,
+    chat_entries,
     chat_logprobs,
     join_legacy,
     prompt_logprobs,
@@ -31,6 +32,7 @@ class ChoiceWriter:
         self._form = form
         self._tokenizer = tokenizer
         self._chat = chat
+        self._entries = chat_entries(tokenizer)
         self._told = 0  # tokens
         self._legacy: LegacyLogprobs | None = None
         if form.logprobs and not chat:
@@ -55,7 +57,7 @@ class ChoiceWriter:
         if self._legacy is not None:
             logprobs = self._legacy.part(tokens, table, start)
         elif self._form.logprobs:
-            logprobs = chat_logprobs(self._tokenizer, tokens, table, start)
+            logprobs = chat_logprobs(self._entries, tokens, table, start)
         return logprobs, {"token_ids": tokens} if self._form.return_token_ids else {}
 
     def whole(self, read: Assembled) -> Choice:

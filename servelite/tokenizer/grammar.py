@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import llguidance
@@ -106,11 +107,18 @@ class Matcher:
 class Grammars:
     """What compiles grammars for one vocabulary. Threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises `GrammarError`: the vocabulary has no end token."""
+    def __init__(self, tokenizer: Tokenizer, *, to_check: bool = False) -> None:
+        """
+        Args:
+            to_check: whether it only tells right grammars from wrong ones. No other thread runs while the
+                library reads a vocabulary; then it reads one of single bytes and control tokens.
+
+        Raises:
+            GrammarError: the vocabulary has no end token.
+        """
         if not has_end(tokenizer):
             raise GrammarError("this model's tokenizer has no end token")
-        words = _Vocabulary(tokenizer)
+        words = _Vocabulary(tokenizer, bytes_only=to_check)
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(words),
             n_vocab=tokenizer.vocab_size,
@@ -152,18 +160,24 @@ def has_end(tokenizer: Tokenizer) -> bool:
 class _Vocabulary:
     """A tokenizer as the library wants it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, bytes_only: bool) -> None:
+        """`bytes_only`: control tokens are where they are, 256 others are bytes, the rest is nothing."""
         size = tokenizer.vocab_size
         self.eos_token_ids = tuple(token for token in tokenizer.eos_token_ids if token < size)
         self.eos_token_id = self.eos_token_ids[0]
         self.bos_token_id = tokenizer.bos_token_id
-        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
-        self.special_token_ids = sorted(
-            {token for token in tokenizer.special_ids if token < size}.union(self.eos_token_ids)
-        )
+        special = {token for token in tokenizer.special_ids if token < size}.union(self.eos_token_ids)
+        self.special_token_ids = sorted(special)
+        if bytes_only and size - len(special) >= 256:
+            of_bytes = iter(range(256))
+            self.tokens = [
+                tokenizer.token_bytes(token) if token in special else bytes(islice(of_bytes, 1))
+                for token in range(size)
+            ]
+        else:
+            self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
         self._tokenizer = tokenizer
         self._control = min(tokenizer.special_tokens, default="")
-        special = set(self.special_token_ids)
         self._by_bytes = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
         self._longest = max(map(len, self._by_bytes), default=0)
 

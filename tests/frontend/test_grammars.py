@@ -348,7 +348,8 @@ def test_a_control_token_is_no_text() -> None:
 def test_a_check_is_remembered_and_its_vocabulary_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(
-        "servelite.frontend.grammars.Grammars", lambda words: made.append(words) or Grammars(words)
+        "servelite.frontend.grammars.Grammars",
+        lambda words, to_check: made.append(words) or Grammars(words, to_check=to_check),
     )
     compiled: list[str] = []
     true_compile = Grammars.compile
