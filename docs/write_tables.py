@@ -64,6 +64,18 @@ choices, then `[DONE]`. A stream that fails ends with a chunk that holds `error`
 `stop_reason` beside `finish_reason` is the string of `stop` or the token of `stop_token_ids` that ended the
 choice, else null.
 
+## A chat's messages
+
+The roles are `system`, `developer` (for the template `system`, unless it knows the newer name), `user`,
+`assistant`, `tool`, and `function`, the older name of `tool`. Content is a text, or a list of text parts,
+which are joined by line breaks. An assistant's message may have `tool_calls` (their `arguments` as a text or
+an object) or the older `function_call`; `reasoning_content` or `reasoning`, which the template gets; and
+`refusal`, which is content. What other servers and libraries leave on messages, parts, calls and tools is
+accepted without effect: `cache_control`, `prompt_cache_breakpoint`, `provider_specific_fields`,
+`extra_content`; on an assistant's message also `annotations`, `parsed`, `reasoning_details`,
+`reasoning_items`, `thinking_blocks`. Any other field of a message is refused unless it is empty,
+`audio` and `images` even with `--unknown-fields warn`.
+
 ## Embeddings
 
 Any served model makes vectors; an encoder ([models](models.md#encoders)) makes nothing else. A vector is the
@@ -83,29 +95,88 @@ deadline is that of the first one. The mean of a decoder takes no part of a prom
 `/v1/responses` is a chat in other words: the same prompt, tokens and limits. Nothing is stored, so the whole
 conversation comes with each request: `previous_response_id`, `conversation` and `background: true` are
 refused, `store` is accepted and answered with `"store": false`. Input items are messages (text only; `phase`
-is accepted), `function_call`, `function_call_output` and `reasoning`; consecutive items of an assistant are
-one message of the chat. Tools are functions. A client that sends earlier items by their IDs unless told
+is accepted), `function_call`, `custom_tool_call`, their outputs and `reasoning`; an assistant's reasoning,
+text and calls up to their outputs are one message of the chat. What OpenAI's SDK adds to an answer's items
+(`parsed`, `parsed_arguments`) may stay in them. A client that sends earlier items by their IDs unless told
 otherwise has to be told: Vercel's AI SDK by `providerOptions: { openai: { store: false } }`.
 
-The output's items are `reasoning` (as plain text, in `content`), `message` and `function_call`; there is at
-least one, if only an empty message. `status` is `incomplete` where `max_output_tokens` or the context ended
-the answer. A stream's events, numbered by `sequence_number`:
+Tools are functions, custom tools, and namespaces of both. The model sees a custom tool as a function whose
+only argument, `input`, is a text; a `grammar` for it is refused. It sees a namespace's tools as
+`NAMESPACE__NAME`, the namespace's description before that of its first tool; a call has both names apart.
+With `allowed_tools` it sees those only. Hosted tools (`web_search`, `local_shell`, `tool_search`, `mcp`, ...)
+are a 400; under `--unknown-fields warn` they are left out, and a custom tool's grammar is told to the model,
+which is not held to it. With `truncation: "auto"` as with `disabled`, input that does not fit is a 400.
+`text.verbosity` is a variable for the chat template, as `reasoning.effort` is; of the reasoning, which comes
+as it is, no summary is written.
+
+Codex works as it comes, but for its web search and its images; its own prompt has about 9,000 tokens. In
+its config.toml:
+
+```toml
+model = "demo"
+model_provider = "servelite"
+model_context_window = 32768 # the server's
+web_search = "disabled"
+
+[features]
+view_image = false
+
+[model_providers.servelite]
+name = "servelite"
+base_url = "http://127.0.0.1:8000/v1"
+wire_api = "responses"
+```
+
+The output's items are `reasoning` (as plain text, in `content`), `message`, `function_call` and
+`custom_tool_call`; there is at least one, if only an empty message. `status` is `incomplete` where
+`max_output_tokens` or the context ended the answer; that of a call where its arguments are no JSON object:
+then they stand there as they came. A stream's events, numbered by `sequence_number`:
 
 1. `response.created`, `response.in_progress`;
 2. for each item `response.output_item.added`; for text `response.content_part.added`, then
    `response.output_text.delta` (`response.reasoning_text.delta`) for each piece, `.done` and
-   `response.content_part.done`; for a call `response.function_call_arguments.delta` and `.done`; then
-   `response.output_item.done`;
+   `response.content_part.done`; for a call `response.function_call_arguments.delta` and `.done` or
+   `response.custom_tool_call_input.delta` and `.done`; then `response.output_item.done`;
 3. `response.completed`, `response.incomplete` or `response.failed`, with the whole object.
 
 ## The Messages API
 
-`/v1/messages` is a chat as well. Messages have text, `tool_use`, `tool_result` and `thinking` blocks; turns
-of one role that follow each other are one; a last message of the assistant is continued.
-`usage.input_tokens` are those that were not in the prefix cache, `cache_read_input_tokens` those that were.
-`thinking` sets the chat template's `enable_thinking`; what the model thinks comes in `thinking` blocks,
-without a signature. A stream has Anthropic's events, with a `ping` in a silence. Errors below this path have
-Anthropic's body: `type` `error`, and in `error` its `type` and `message`.
+`/v1/messages` is a chat as well. Messages have text, `tool_use`, `tool_result` and `thinking` blocks; a
+`document` that is text, a `search_result` and a `tool_reference` become text; images, other documents,
+citations and the blocks of Anthropic's own tools are refused. Turns of one role that follow each other
+are one; a last message of the assistant is continued, but not together with an output format. Messages
+of the system join the system prompt, since few templates have a place for them; those to be cleared at
+the next message of the user do so until then. The result of a tool that has `is_error` begins with
+`Error: `.
+
+Tools are the client's own, at most 1,024; those that Anthropic defines or runs (`web_search_20250305`,
+`bash_20250124`, ...) are a 400, and under `--unknown-fields warn` left out. Every tool is in the prompt
+from the start, `defer_loading` or not. `context_management` may ask to clear thinking or tool uses,
+which saves tokens and is not done; to compact is refused. `thinking` sets the chat template's
+`enable_thinking`; what the model thinks comes in `thinking` blocks, without a signature, and with
+`display: "omitted"` without their text.
+
+`usage.input_tokens` are those that were not in the prefix cache, `cache_read_input_tokens` those that
+were. A call whose arguments are no JSON object, or cut off, has the `input` `{"INVALID_JSON": "..."}`
+with their text; in a stream they come as they are. `stop_reason` is `max_tokens` for an answer that was
+cut off, else `tool_use` where there is a call. A stream has Anthropic's events, with a `ping` in a
+silence. Errors below this path have Anthropic's body: `type` `error`, in `error` its `type` and
+`message`, and the `request_id`, which is also in the header `Request-Id`. A prompt that is too long for
+the context is told in the words in which Anthropic's API does.
+
+Claude Code works as it comes, but for its web search and its images; its own prompt has about 20,000 tokens.
+`--served-model-name` may be the names that it asks for; or it is told the server's:
+
+```sh
+export ANTHROPIC_BASE_URL=http://127.0.0.1:8000
+export ANTHROPIC_AUTH_TOKEN=KEY # of --api-key, or any word
+export ANTHROPIC_MODEL=demo ANTHROPIC_DEFAULT_HAIKU_MODEL=demo
+export CLAUDE_CODE_MAX_OUTPUT_TOKENS=8192 # for a short context, in which it would ask again for less
+claude
+```
+
+The line about billing that begins its system prompt is left out of the model's: it is another one in each
+request, and would keep every prompt out of the prefix cache.
 
 Where one of these two APIs has no name for something, the chat's name works: `top_k`, `min_p`, `seed`,
 `chat_template_kwargs`, ...
@@ -143,7 +214,8 @@ Every error has OpenAI's body: `error` with `message`, `type`, `param` (the fiel
 A client keeps its side of the connection open until it has the answer: one that only closes its sending
 side (a half-closed connection) is taken for gone, and its request is aborted.
 
-A field that is null is absent. Any field that is not in its route's table is refused.
+A field that is null is absent, at any depth. Any field that is not in its route's table, or that an object
+inside does not have, is refused; with `--unknown-fields warn` it is ignored, and named in the log once.
 
 """
 

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from time import thread_time
 from typing import Final
 
@@ -26,6 +26,7 @@ from servelite.engine.request import Constraint, Request, RowTable
 from servelite.ipc.masks import pack_masks
 from servelite.ipc.messages import Add, Plan, RequestError, unpack
 from servelite.ipc.states import State
+from servelite.tokenizer.compile_thread import compile_thread
 from servelite.tokenizer.grammar import GrammarError, Grammars, Matcher
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class RequestGrammars:
         self._load = load
         self._num_words = -(-vocab_size // 32)
         self._grammars: Grammars | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._thread = compile_thread("grammars")
         self._pending: dict[Future[Matcher], Request] = {}
         self._compiled: OrderedDict[str, Matcher] = OrderedDict()  # each at its grammar's beginning
         self._lock = threading.Lock()  # of `_compiled`

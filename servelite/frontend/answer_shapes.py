@@ -103,10 +103,12 @@ _RESPONSE_USAGE: Final = {
 _STATUS: Final = OneOf(("in_progress", "completed", "incomplete"))
 _ITEM: Final = {"id": str, "status": _STATUS}
 _OUTPUT_TEXT: Final = {"type": "output_text", "text": str, "annotations": list, "logprobs": _LOGPROBS}
+_OUTPUT_CALL: Final = {"call_id": str, "name": str, "namespace?": str}
 _OUTPUT: Final = (
     _ITEM | {"type": "message", "role": "assistant", "content": [_OUTPUT_TEXT]},
     _ITEM | {"type": "reasoning", "summary": list, "content": [{"type": "reasoning_text", "text": str}]},
-    _ITEM | {"type": "function_call", "call_id": str, "name": str, "arguments": str},
+    _ITEM | _OUTPUT_CALL | {"type": "function_call", "arguments": str},
+    _ITEM | _OUTPUT_CALL | {"type": "custom_tool_call", "input": str},
 )
 _RESPONSE: Final = {
     "id": str,
@@ -127,10 +129,10 @@ _RESPONSE: Final = {
     "frequency_penalty": float,
     "top_logprobs": int,
     "parallel_tool_calls": bool,
-    "tools": [{"type": "function", "name": str, "*": Any}],
+    "tools": [{"type": str, "name": str, "*": Any}],
     "tool_choice": (str, dict),
-    "text": {"format": {"type": str, "*": Any}, "verbosity": "medium"},
-    "reasoning": {"effort": (str, None), "summary": (None, "auto")},
+    "text": {"format": {"type": str, "*": Any}, "verbosity": str},
+    "reasoning": {"effort": (str, None), "summary": (str, None)},
     "metadata": dict,
     "background": bool,
     "store": bool,

@@ -32,13 +32,16 @@ class APIError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        in_anthropics_words: str | None = None,
     ) -> None:
+        """`in_anthropics_words`: the message where clients of that API read its words."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = headers
+        self._in_anthropics_words = in_anthropics_words
 
     @property
     def type(self) -> str:
@@ -58,15 +61,20 @@ class APIError(Exception):
     def anthropic_body(self) -> bytes:
         """The same as Anthropic's API writes it. Its SDKs look at the status, `type` and `error_code`."""
         kind = "api_error" if self.status >= 500 else "invalid_request_error"
-        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
+        message = self._in_anthropics_words or self.message
+        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": message}
         if self.code is not None:
             error["details"] = {"error_code": self.code}
         return msgspec.json.encode({"type": "error", "error": error, "request_id": REQUEST_ID.get() or None})
 
     def body_for(self, path: str) -> bytes:
         """The body in the words of the API that the path of the request belongs to."""
-        ours = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
-        return self.anthropic_body() if ours else self.body()
+        return self.anthropic_body() if is_anthropic(path) else self.body()
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a route is of Anthropic's API."""
+    return path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
@@ -76,21 +84,32 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def context_too_long(prompt_tokens: int, max_tokens: int, limit: int, param: str) -> APIError:
     """The 400 for a prompt and an answer that do not fit the model's context together."""
-    return bad_request(
+    return APIError(
+        400,
         f"This model's maximum context length is {limit} tokens. However, you requested "
         f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} for the answer).",
-        param,
-        "context_length_exceeded",
+        param=param,
+        code="context_length_exceeded",
+        # Claude Code reads the numbers, and asks again for a shorter answer, or shortens the conversation.
+        in_anthropics_words=f"prompt is too long: {prompt_tokens} tokens > {limit} maximum"
+        if prompt_tokens >= limit
+        else f"input length and `max_tokens` exceed context limit: {prompt_tokens} + {max_tokens} > {limit}, "
+        "decrease input length or `max_tokens` and try again",
     )
 
 
 def text_too_long(size: int, limit: int, max_model_len: int, param: str) -> APIError:
     """The 400 for a text that exceeds the context however few tokens it has."""
-    return bad_request(
+    text = (
         f"This model's maximum context length is {max_model_len} tokens, at most {limit} bytes of text. "
-        f"However, {param} has {size} bytes (how many tokens that is was not looked at).",
-        param,
-        "context_length_exceeded",
+        f"However, {param} has {size} bytes (how many tokens that is was not looked at)."
+    )
+    return APIError(
+        400,
+        text,
+        param=param,
+        code="context_length_exceeded",
+        in_anthropics_words=f"prompt is too long. {text}",
     )
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from servelite.frontend.errors import bad_request
+from servelite.frontend.errors import APIError, bad_request
 
 SHOWN: Final = 60  # characters of a bad value that an error repeats
+MAX_NAME: Final = 64  # characters of a bad name that it repeats
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 
 
@@ -74,20 +76,59 @@ _short: Final = reprlib.Repr()
 _short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxstring = 3, 8, 8, 8, SHOWN
 
 
-def refuse_unknown(name: str) -> None:
+def refuse_unknown(path: str) -> None:
     """What becomes of a field that is not declared: a 400."""
-    raise bad_request(f"Unknown field {shown(name)}", name[:SHOWN], "unknown_field")
+    raise bad_request(f"Unknown field {path}", path, "unknown_field")
+
+
+_told_of: Final[ContextVar[Callable[[str], None]]] = ContextVar("told_of", default=refuse_unknown)
+"""The `unknown` of the `read_fields` under way: an argument of every reader, which none has to pass on."""
+
+
+def unknown_field(path: str) -> None:
+    """Raises `APIError` (400) for a field that is not known; returns where it is to be passed over."""
+    _told_of.get()(path)
+
+
+def unsupported_kind(path: str, kind: Any, advice: str) -> None:
+    """Raises `APIError` (400) for a kind that there is not; returns where it is to be passed over."""
+    try:
+        unknown_field(f"{path}={str(kind)[:MAX_NAME]}")
+    except APIError:
+        raise bad_request(
+            f"{path} is {shown(kind)}, which is not supported: {advice}", path, "unsupported_value"
+        ) from None
+
+
+def read_object(
+    path: str, value: Any, known: Collection[str], required: Collection[str] = ()
+) -> dict[str, Any]:
+    """The fields of an object that are known and given: null is absence.
+
+    Raises:
+        APIError: 400; it is no object, has an unknown field, or lacks a required one.
+    """
+    if not isinstance(value, dict):
+        raise bad_request(f"{path} must be an object, not {shown(value)}", path)
+    given = {name: one for name, one in value.items() if one is not None}
+    for name in [name for name in given if name not in known]:
+        unknown_field(f"{path}.{name[:MAX_NAME]}")
+        del given[name]
+    for name in required:
+        if name not in given:
+            raise bad_request(f"{path}.{name} is missing", f"{path}.{name}", "missing_field")
+    return given
 
 
 def check_names(path: str, value: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises `APIError` (400) for a field of the object at `path` that is not known; null is absence."""
-    for name in value:
-        if name not in known and value[name] is not None:
-            raise bad_request(f"Unknown field {path}.{name[:64]}", f"{path}.{name[:64]}", "unknown_field")
+    """Calls `unknown_field` for each field of the object at `path` that is not known; null is absence."""
+    read_object(path, value, known)
 
 
 def shown(value: Any) -> str:
     """`value` as an error repeats it, shortened."""
+    if value is None or isinstance(value, bool):
+        return _json(value)
     if isinstance(value, str):
         value = value[: SHOWN + 1]
     text = _short.repr(value) if isinstance(value, (list, tuple, dict)) else repr(value)
@@ -102,15 +143,14 @@ class Integer:
     high: int
 
     def read(self, path: str, value: Any) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
             raise bad_request(f"{path} must be an integer, not {shown(value)}", path)
         if not self.low <= value <= self.high:
             raise bad_request(
                 f"{path} is {shown(value)}; it must be between {self.low} and {self.high}", path
             )
-        return value
+        return int(value)
 
     def describe(self) -> str:
         return f"integer, {self.low} to {self.high}"
@@ -309,11 +349,10 @@ class Object:
     fields: tuple[Field, ...]
 
     def read(self, path: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise bad_request(f"{path} must be an object, not {shown(value)}", path)
-        check_names(path, value, {f.name for f in self.fields})
+        required = [f.name for f in self.fields if f.default is REQUIRED]
+        given = read_object(path, value, [f.name for f in self.fields], required)
         return {
-            f.name: f.default if value.get(f.name) is None else f.type.read(f"{path}.{f.name}", value[f.name])
+            f.name: f.type.read(f"{path}.{f.name}", given[f.name]) if f.name in given else f.default
             for f in self.fields
         }
 
@@ -425,7 +464,7 @@ def read_fields(
 
     Args:
         defaults: values, already read, that replace the declared defaults.
-        unknown: called with the name of each field that is not declared.
+        unknown: called with the path of each field, at whatever depth, that is not declared.
 
     Raises:
         APIError: 400; the body is no object, has an unknown field, lacks a required one, or holds a
@@ -434,10 +473,14 @@ def read_fields(
     if not isinstance(body, dict):
         raise bad_request(f"The request body must be a JSON object, not {shown(body)}")
     known = {f.name for f in fields}
-    for name in body:
-        if name not in known and body[name] is not None:  # null asks for nothing
-            unknown(name)
-    values = {f.name: f.read(body, defaults) for f in fields}
+    bound = _told_of.set(unknown)
+    try:
+        for name in body:
+            if name not in known and body[name] is not None:  # null asks for nothing
+                unknown_field(name[:MAX_NAME])
+        values = {f.name: f.read(body, defaults) for f in fields}
+    finally:
+        _told_of.reset(bound)
     for name, value in values.items():
         if value is REQUIRED:
             raise bad_request(f"You must provide the field {name}", name, "missing_field")
@@ -454,8 +497,9 @@ def object_schema(fields: Sequence[Field], defaults: Mapping[str, Any] = NO_DEFA
     for f in fields:
         schema, default = f.type.schema(), defaults.get(f.name, f.default)
         given = {} if default in (REQUIRED, None, (), "") else {"default": default}
+        told = {"description": f.meaning} if f.meaning else {}
         schema = schema if f.default is REQUIRED else nullable(schema)
-        properties[f.name] = schema | {"description": f.meaning} | given
+        properties[f.name] = schema | told | given
     return {
         "type": "object",
         "properties": properties,

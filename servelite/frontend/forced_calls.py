@@ -4,33 +4,64 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import quote
 
 from servelite.frontend.errors import bad_request
+from servelite.frontend.fields import shown
 from servelite.frontend.parsers.bodies import NAME
 from servelite.frontend.parsers.formats import Begin, ChatFormats, ReasoningFormat, ToolFormat
-from servelite.frontend.parsers.tag_values import value_types
-from servelite.frontend.schema_keywords import ANNOTATIONS, ENFORCED, FORMATS, Holds, check_schema
+from servelite.frontend.parsers.tag_values import converted
 from servelite.frontend.thinking import ThinkingLimit
 from servelite.frontend.tools import ToolUse, parameters_of
+from servelite.frontend.unions import Unions, resolve
 from servelite.tokenizer.grammar import GrammarKind, grammar_text, json_rule
 
 SplitControls = Callable[[str], Sequence[str | int]]
 """A text with its control tokens as IDs."""
 
-_OF_ARGUMENTS: Final = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_SHARED: Final = ("$defs", "definitions")
+_OF_ARGUMENTS: Final = ("type", "properties", "required", "additionalProperties", *_SHARED)
 _SPACE_AFTER: Final = r'" "? ("\n" | "\n\n")?'
-_ANY_TEXT: Final = r"/(?s:.*)/"
-_OF_STRINGS: Final = ("minLength", "maxLength", "pattern", "format")
+_LENGTHS: Final = ("minLength", "maxLength")
+_OF_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_OF_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "string": (*_LENGTHS, "pattern", "format"),
+    "integer": _OF_NUMBERS,
+    "number": _OF_NUMBERS,
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "object": (*_OF_ARGUMENTS[1:4], "patternProperties", "minProperties", "maxProperties"),
+}
+"""Keywords that ask nothing of values of another type."""
 _OF_BRACES: Final[dict[str, tuple[str, ...]]] = {
-    "string": ("type", "enum", "const", *_OF_STRINGS),
+    "string": ("type", "enum", "const", *_OF_TYPES["string"]),
     "object": _OF_ARGUMENTS,
     "array": ("type", "items", "minItems", "maxItems"),
 }
+_SPACE: Final = r"[\s\x1c-\x1f]*"
+_NUMBER: Final = r"-?[0-9][0-9.eE+\-]*"
+_WRITTEN: Final = {
+    "integer": _NUMBER,
+    "fraction": _NUMBER,
+    "boolean": "[tT]rue|[fF]alse",
+    "null": "null|None",
+    "object": r"\{(?s:.*)",
+    "array": r"\[(?s:.*)",
+}
+"""What a text is like that would be read as another type where that is allowed too."""
+_LONG: Final = 1000  # characters that a text without quotes has at least: more take long to compile
+_MOST: Final = 100_000  # or at most: a longer one is not written
+_LONG_BESIDE: Final = 100  # or at most, where it may not be an object or a list: 0.5 ms to compile each
+_HOPS: Final = 20  # of references and unions, from a schema to its branches
+_ROOT: Final = "the arguments"  # a name among `$defs`
 _SPECIAL: Final = re.compile(r"[.+*?()|\[\]{}^$/\\]")  # in regular expressions, and what ends one
 _SLASH: Final = re.compile(r"(\\.)|/", re.DOTALL)
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", text).replace("\n", "\\n")
 
 
 class Lark:
@@ -61,17 +92,38 @@ class Lark:
         parts = self._split(text)
         return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
-    def text_before(self, end: str) -> str:
-        """Any text, then `end`, which the text does not hold."""
-        parts = self._split(end)
-        if parts and isinstance(parts[0], int):  # no text can hold a control token
-            self._named += 1
-            self._rules.append(f"T{self._named}: {_ANY_TEXT}")
-            return f"T{self._named} {self.literal(end)}"
+    def text_before(
+        self,
+        end: str,
+        before: str = "",
+        least: int = 0,
+        most: int | None = None,
+        unlike: Collection[str] = (),
+    ) -> str:
+        """Any text, then `before` and `end`.
+
+        Args:
+            end: the text does not hold it.
+            least: characters of the text; `most` as well.
+            unlike: names in `_WRITTEN` of what the text may not be, but for white space around it.
+        """
+        control = isinstance(self._split(end)[0], int)  # which no text can hold
+        if least and not (control or before):  # a longer one takes more to compile than the library allows
+            most = min(_LONG if most is None else most, _LONG)
+        escaped = _escaped(end)
+        last = _escaped(before) + ("" if control else escaped)
+        body = f"/(?s:.{{{least},{'' if most is None else most}}}){last}/"
         self._named += 1
-        escaped = _SPECIAL.sub(r"\\\g<0>", end).replace("\n", "\\n")
-        self._rules.append(f"r{self._named}[lazy]: /(?s:.*){escaped}/")
-        return f"r{self._named}"
+        if not (control or before or least or unlike):  # the first end that comes is the one
+            self._rules.append(f"r{self._named}[lazy]: {body}")
+            return f"r{self._named}"
+        if not control:
+            body += f" & ~/(?s:.*){escaped}(?s:.+)/"
+        if unlike:
+            kinds = "|".join(sorted({_WRITTEN[kind] for kind in unlike}))
+            body += f" & ~/{_SPACE}({kinds}){_SPACE}{last}/"
+        self._rules.append(f"T{self._named}: {body}")
+        return f"T{self._named} {self.literal(end)}" if control else f"T{self._named}"
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """JSON by a schema."""
@@ -93,47 +145,30 @@ class CallableFunction:
 
     @property
     def grammar(self) -> str:
-        """Of its arguments as JSON, as it travels."""
+        """Of its arguments as JSON, as it travels: to be checked before it is written into another one."""
         return grammar_text(GrammarKind.JSON_SCHEMA, self.schema)
+
+    def following(self, checked: str) -> CallableFunction:
+        """The function with the schema of its grammar as it was checked."""
+        return replace(self, schema=json.loads(checked)["value"])
 
 
 def functions_of(use: ToolUse) -> list[CallableFunction]:
-    """The functions that may be called.
+    """The functions that may be called, their schemas as they were sent.
 
-    A strict function's schema must be one that can be enforced; of another one, what cannot be is left out.
-
-    Raises:
-        APIError: 400; names the schema and the keyword.
+    A strict function's schema must be one that can be enforced; of another one, what cannot be is left out:
+    both when its grammar is checked.
     """
     functions = []
     for i, tool in enumerate(use.tools):
-        function, place = tool["function"], f"tools[{i}].function.parameters"
+        function = tool["function"]
+        place = use.places[i] if use.places else f"tools[{i}].function.parameters"
         name, strict = function["name"], bool(function.get("strict"))
         if use.choice.mode == "named" and name != use.choice.name:
             continue
         schema = {"type": "object", **parameters_of(function)}
-        schema = schema if strict else _weaker(schema)
-        check_schema(schema, place)
         functions.append(CallableFunction(name, schema, strict, place))
     return functions
-
-
-def _weaker(schema: Any) -> Any:
-    """A schema without the keywords that are not enforced: what it refuses, the whole one does too."""
-    if not isinstance(schema, Mapping):
-        return schema
-    kept: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        holds = ENFORCED.get(keyword)
-        if holds is None or (keyword == "format" and value not in FORMATS):
-            continue
-        if holds is Holds.BY_NAME and isinstance(value, Mapping):
-            kept[keyword] = {name: _weaker(inner) for name, inner in value.items()}
-        elif isinstance(value, list) and holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE):
-            kept[keyword] = [_weaker(inner) for inner in value]
-        else:
-            kept[keyword] = _weaker(value) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value
-    return kept
 
 
 def chat_grammar(
@@ -149,7 +184,7 @@ def chat_grammar(
     """The grammar of a chat's answer: reasoning, then calls or what else it may be.
 
     Args:
-        functions: those that may be called, if any; their `grammar`s compile, and calls are looked for.
+        functions: those that may be called, if any, as checked; calls are looked for.
         answer: the grammar of an answer that is no call; "": it has to be one.
         parallel: more than one call is allowed.
         begin: where the answer begins.
@@ -230,17 +265,25 @@ class _Arguments:
         self._lark = lark
         self._form = form
         self._function = function
-        schema = function.schema
-        self._shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        self._root = _rooted(function.schema)
+        self._unions = Unions(self._root)
+        self._shared = {name: self._root[name] for name in _SHARED if name in self._root}
         self._any = ""
+        self._made: dict[int, tuple[Any, str]] = {}  # schemas, by their identity, and their rules
 
     def rule(self) -> str:
         """The rule's name."""
-        kind, schema = self._form.written.arguments, self._function.schema
+        kind = self._form.written.arguments
         if kind == "json":
-            return self._lark.json(schema)
+            return self._lark.json(self._function.schema)
+        schema = self._root
+        for _ in range(_HOPS):
+            if "$ref" not in schema:
+                break
+            target = resolve(self._root, schema["$ref"])
+            schema = {**(target if isinstance(target, Mapping) else {}), **self._shared}
         for keyword in schema:
-            if keyword not in _OF_ARGUMENTS and keyword not in ("title", "description", "$schema"):
+            if keyword not in _OF_ARGUMENTS:
                 self._refuse(keyword)
         if kind == "braces":
             return self._lark.rule(f'"{{" {self._members(schema, self._braces_member, ",")} "}}"')
@@ -252,11 +295,14 @@ class _Arguments:
         self, schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], comma: str
     ) -> str:
         """The properties in their order; what is not required may be left out."""
-        properties = schema.get("properties") or {}
-        required = set(schema.get("required") or ())
+        required, properties = set(schema.get("required") or ()), dict(schema.get("properties") or {})
+        for key in schema.get("required") or ():
+            properties.setdefault(key, schema.get("additionalProperties", {}))
         joint = f"{json.dumps(comma)} " if comma else ""
         later = first = self._lark.rule('""')  # what follows a member; and what follows none
-        for key in reversed(list(properties)):
+        for key in reversed(properties):
+            if next(self._branches(properties[key]), None) is None:
+                continue
             self._check_key(key)
             one = properties[key]
             member = write(key, one if isinstance(one, Mapping) else {})
@@ -268,45 +314,101 @@ class _Arguments:
     def _json(self, schema: Mapping[str, Any]) -> str:
         return self._lark.json({**schema, **self._shared})
 
+    def _branches(self, schema: Any, hops: int = _HOPS) -> Iterator[Any]:
+        """What a schema is a union of, each of one type where that can be; itself where it is none. Nothing
+        for what allows nothing."""
+        if schema is False:
+            return
+        if not isinstance(schema, Mapping) or hops == 0:
+            yield schema
+        elif set(schema) == {"$ref"}:
+            yield from self._branches(resolve(self._root, schema["$ref"]), hops - 1)
+        elif set(schema) in ({"anyOf"}, {"oneOf"}):
+            (branches,) = schema.values()
+            for one in branches:
+                yield from self._branches(one, hops - 1)
+        elif isinstance(schema.get("enum"), list) and "const" not in schema:
+            for strings in (True, False):
+                if values := [value for value in schema["enum"] if isinstance(value, str) is strings]:
+                    yield {**schema, "enum": values}
+        elif isinstance(schema.get("type"), list):
+            for one in schema["type"]:
+                others = {word for kind, words in _OF_TYPES.items() if kind != one for word in words}
+                others -= set(_OF_TYPES.get(one, ()))
+                yield {**{word: schema[word] for word in schema if word not in others}, "type": one}
+        else:
+            yield schema
+
     def _tag(self, key: str, schema: Mapping[str, Any]) -> str:
+        """A parameter between its tags. It is read as a string where it cannot be another of its types."""
         tags = self._form.tags
         assert tags is not None
-        before = self._lark.literal(f"{tags.parameter}{key}{tags.key_end}\n")
-        after = f"\n{tags.parameter_close}\n"
-        types = value_types({"properties": {key: schema}}, key)
-        if types == {"string"}:
-            return f"{before} {self._string(schema, after)}"
-        if not types or types & {"string", "other"}:  # it is read as text, so that JSON would be quoted twice
-            self._refuse("a value that may be a string or something else")
-            return f"{before} {self._lark.text_before(after)}"
-        return f"{before} {self._json(schema)} {self._lark.literal(after)}"
+        begin = self._lark.literal(f"{tags.parameter}{key}{tags.key_end}\n")
+        close = tags.parameter_close
+        kinds = self._unions.kinds(schema)
+        ways, others = [], []
+        for one in self._branches(schema):
+            found = self._unions.kinds(one)
+            if "string" not in found:
+                others.append(one)
+            elif found == {"string"}:
+                ways.append(self._string(one, close, kinds - found))
+            else:
+                if one is not True and one != {}:  # of which any text would be one
+                    self._refuse("a value of many types that are not listed")
+                ways, others = [self._lark.text_before(close, "\n")], []
+                break
+        after = self._lark.literal(f"\n{close}")
+        ways += [f"{self._json(one)} {after}" for one in others]
+        return self._lark.rule(f'{begin} {self._lark.rule(" | ".join(ways))} "\\n"')
 
     def _keyword(self, key: str, schema: Mapping[str, Any]) -> str:
         return f"{json.dumps(key + '=')} {self._json(schema)}"
 
-    def _string(self, schema: Mapping[str, Any], end: str) -> str:
-        """A string without quotes, then `end`."""
+    def _string(self, schema: Mapping[str, Any], end: str, unlike: Collection[str] = ()) -> str:
+        """A string without quotes, then `end`; `unlike`: the types that it must not be read as."""
+        before = "\n" if self._form.tags is not None else ""
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values:
-            return self._lark.rule(" | ".join(self._lark.literal(f"{value}{end}") for value in values))
-        for keyword in _OF_STRINGS:
+            read = [value for value in values if json.loads(converted(value, {"string", *unlike})) == value]
+            if written := [value for value in read if end not in value]:
+                texts = (self._lark.literal(f"{value}{before}{end}") for value in written)
+                return self._lark.rule(" | ".join(texts))
+            self._refuse(f"the value {shown(values[0])}")
+        for keyword in ("pattern", "format"):
             if keyword in schema:
                 self._refuse(keyword)
-        return self._lark.text_before(end)
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        most = None if most is None else min(most, _MOST)
+        counted, limit = least, _LONG
+        if not {"object", "array"}.isdisjoint(unlike):
+            counted, limit = max(least, most or 0), _LONG_BESIDE
+        if counted > limit:
+            self._refuse(f"a length of {counted}, above {limit},")
+            least, most = 0, None
+        return self._lark.text_before(end, before, least, most, unlike)
 
     def _braces_member(self, key: str, schema: Mapping[str, Any]) -> str:
         return f"{json.dumps(key + ':')} {self._braces(schema)}"
 
-    def _braces(self, schema: Mapping[str, Any]) -> str:
+    def _braces(self, schema: Any) -> str:
+        """The rule of a value, made once: a schema may be a part of itself."""
+        while isinstance(schema, Mapping) and set(schema) == {"$ref"}:
+            schema = resolve(self._root, schema["$ref"])
+        if id(schema) not in self._made:
+            name = self._lark.name()
+            self._made[id(schema)] = (schema, name)
+            self._lark.define(name, " | ".join(self._braces_of(one) for one in self._branches(schema)))
+        return self._made[id(schema)][1]
+
+    def _braces_of(self, schema: Any) -> str:
         """A value. Some keywords have no equal in rules: `_refuse` says so, and any value is allowed."""
-        types = value_types({"properties": {"": schema}}, "")
-        if len(types) > 1 and isinstance(schema.get("type"), list):
-            return self._lark.rule(" | ".join(self._braces({**schema, "type": one}) for one in sorted(types)))
-        (kind,) = types if len(types) == 1 else ("",)
-        if kind in ("integer", "number", "boolean", "null"):
+        kinds = self._unions.kinds(schema)
+        if kinds and kinds <= {"integer", "fraction", "boolean", "null"}:
             return self._json(schema)
-        for keyword in schema:
-            if keyword not in _OF_BRACES.get(kind, ()) and keyword not in ANNOTATIONS:
+        (kind,) = kinds if len(kinds) == 1 else ("",)
+        for keyword in schema if isinstance(schema, Mapping) else ():
+            if keyword not in _OF_BRACES.get(kind, ()):
                 self._refuse(keyword)
                 return self._any_braces()
         quote = self._form.quote
@@ -320,10 +422,11 @@ class _Arguments:
         return self._any_braces()
 
     def _braces_list(self, schema: Mapping[str, Any]) -> str:
-        item = self._lark.rule(self._braces(schema["items"]))
+        item = self._braces(schema["items"])
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         more = f"{{{max(least - 1, 0)},{'' if most is None else max(most - 1, 0)}}}"
-        items = "" if most == 0 else f'({item} ("," {item}){more})'
+        rest = "" if most == 1 else f'("," {item}){more}'
+        items = "" if most == 0 else f"({item} {rest})"
         return self._lark.rule(f'"[" {items}{"?" if items and not least else ""} "]"')
 
     def _any_braces(self) -> str:
@@ -357,3 +460,28 @@ class _Arguments:
                 self._function.place,
                 "unsupported_schema",
             )
+
+
+def _rooted(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema whose references all go to its definitions: its parts are written into rules of their own."""
+    text = json.dumps(schema)
+    if not re.search(r'"\$ref": "#(?!/\$defs/|/definitions/)', text):
+        return schema
+    parts = {name: one for name, one in schema.items() if name not in _SHARED}
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    whole = {**parts, **shared, "$defs": {**shared.get("$defs", {}), _ROOT: parts}}
+    linked: Mapping[str, Any] = _linked(whole)
+    return linked
+
+
+def _linked(part: Any) -> Any:
+    """`part` with its references to the root's parts as ones to `_ROOT`'s."""
+    if isinstance(part, list):
+        return [_linked(one) for one in part]
+    if not isinstance(part, Mapping):
+        return part
+    linked = {name: _linked(one) for name, one in part.items()}
+    target = linked.get("$ref")
+    if isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")):
+        linked["$ref"] = f"#/$defs/{quote(_ROOT)}{target[1:]}"
+    return linked

@@ -45,11 +45,21 @@ class Generation:
     async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.answer(await read_request(self._service, scope, receive, self._read), receive, send)
 
-    async def answer(self, request: ChatRequest | CompletionRequest, receive: Receive, send: Send) -> None:
+    async def answer(
+        self,
+        request: ChatRequest | CompletionRequest,
+        receive: Receive,
+        send: Send,
+        *,
+        collected: bool = False,
+    ) -> None:
         """Send the answer to a request whose body has been read.
 
+        Args:
+            collected: `send` keeps a stream back until it is complete.
+
         Raises:
-            APIError: it is refused, or has failed before anything was sent.
+            APIError: it is refused, or has failed before anything was sent on.
             ClientGone: nobody waits for it any more.
         """
         service = self._service
@@ -82,7 +92,7 @@ class Generation:
                 keep_alive = service.settings.sse_keep_alive
                 await AnswerStream(
                     answers, head, request.form, request.sampling, service.tokenizer, send, keep_alive
-                ).run()
+                ).run(collected=collected)
             else:
                 await self._whole(request, answers, head, send)
         finally:

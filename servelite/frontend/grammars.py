@@ -15,8 +15,10 @@ from typing import Any, Final
 from llguidance.gbnf_to_lark import any_to_lark
 
 from servelite.frontend.errors import APIError, bad_request
-from servelite.frontend.fields import SHOWN, OneOf, String, Strings, shown
-from servelite.frontend.schema_keywords import check_schema
+from servelite.frontend.fields import OneOf, String, Strings, check_names, shown
+from servelite.frontend.loose_schemas import without_refused
+from servelite.frontend.repetitions import MAX_RUN, run_of_expression, run_of_grammar
+from servelite.frontend.schema_keywords import enforceable, run_text
 from servelite.frontend.shapes import Items, asked
 from servelite.tokenizer.grammar import GrammarError, GrammarKind, Grammars, grammar_text
 from servelite.tokenizer.tokenizer import Tokenizer
@@ -56,6 +58,12 @@ _CHECKED: Final = 256  # grammars whose check is remembered
 
 _SCHEMA_PLACES: Final = {"response_format": ".json_schema.schema", "structured_outputs": ".json"}
 
+_BRANCHES_ALIKE: Final = (
+    "oneOf is enforced only where its branches exclude each other: by their types, or by a property that "
+    "each lists other values of (const, enum); use anyOf"
+)
+_NO_LOOK_AROUND: Final = "look-around is not supported, nor are ^ and $ within an expression"
+
 # What a client's own grammar may not hold: each would be ignored, or slip through the table of keywords.
 _NOT_IN_GRAMMARS: Final = ("%json", "%lark", "x-guidance", "temperature=")
 
@@ -66,7 +74,7 @@ def read_response_format(path: str, value: Any) -> str:
         raise bad_request(f"{path} must be an object with a type, not {shown(value)}", path)
     kind = value.get("type")
     known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
-    _refuse_others(path, value, known)
+    check_names(path, value, known)
     if kind == "text":
         return ""
     if kind == "json_object":
@@ -83,7 +91,7 @@ def _read_json_schema(path: str, value: Any) -> str:
         raise bad_request(
             f"{path} must be an object with a name and a schema, not {shown(value)}", path, "missing_field"
         )
-    _refuse_others(path, value, {"name", "schema", "strict", "description"})
+    check_names(path, value, {"name", "schema", "strict", "description"})
     name, strict, description = value.get("name"), value.get("strict"), value.get("description")
     String(MAX_NAME_CHARS).read(f"{path}.name", name)
     if not name:
@@ -100,7 +108,7 @@ def read_structured_outputs(path: str, value: Any) -> str:
     if not isinstance(value, dict):
         raise bad_request(f"{path} must be an object, not {shown(value)}", path)
     kinds = ("json", "regex", "choice", "grammar")
-    _refuse_others(path, value, set(kinds))
+    check_names(path, value, set(kinds))
     given = [kind for kind in kinds if value.get(kind) is not None]
     if len(given) != 1:
         text = f"{path} has {' and '.join(given) or 'none'} of {', '.join(kinds)}; it must have exactly one"
@@ -152,54 +160,84 @@ def _decoded(path: str, value: Any) -> Any:
         raise bad_request(f"{path} is no JSON: {error}", path) from None
 
 
-def _refuse_others(path: str, value: dict[str, Any], known: set[str]) -> None:
-    for name in value:
-        if name not in known and value[name] is not None:
-            at = f"{path}.{str(name)[:SHOWN]}"
-            raise bad_request(f"Unknown field {at}", at, "unknown_field")
-
-
 class GrammarCheck:
-    """Checks grammars against one vocabulary, in threads; those that were right lately are remembered."""
+    """Checks grammars against one vocabulary, in threads; those that were right lately are remembered, as the
+    engine is to follow them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._grammars: Grammars | None = None
-        self._right: OrderedDict[str, None] = OrderedDict()
+        self._right: OrderedDict[tuple[str, bool], str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def check(self, grammar: str, field: str) -> None:
-        """Raises `APIError` (400) naming `field` for a grammar that the engine could not use."""
+    def check(self, grammar: str, field: str, loose: bool = False) -> str:
+        """A grammar as the engine can follow it; raises `APIError` (400), naming `field`, where it cannot.
+
+        Args:
+            loose: it is a schema, of which may be left out what cannot be enforced.
+        """
+        asked = (grammar, loose)
         with self._lock:
-            if grammar in self._right:
-                self._right.move_to_end(grammar)
-                return
+            if asked in self._right:
+                self._right.move_to_end(asked)
+                return self._right[asked]
             if self._grammars is None:
                 try:
                     self._grammars = Grammars(self._tokenizer, to_check=True)
                 except GrammarError as error:
                     raise bad_request(f"{field} is not supported: {error}", field) from None
-        compile_check(grammar, self._grammars, field)
+        made = compile_check(grammar, self._grammars, field, loose)
         with self._lock:
-            self._right[grammar] = None
+            self._right[asked] = made
             if len(self._right) > _CHECKED:
                 self._right.popitem(last=False)
+        return made
 
 
-def compile_check(grammar: str, grammars: Grammars, field: str) -> None:
-    """Hold a grammar against the table of keywords and compile it.
+def compile_check(grammar: str, grammars: Grammars, field: str, loose: bool = False) -> str:
+    """Hold a grammar against the table of keywords and the limits, and compile it.
+
+    Args:
+        loose: as in `GrammarCheck.check`.
+
+    Returns:
+        The grammar as the compiler can follow it.
 
     Raises:
         APIError: 400; names `field`, and the keyword or the reason.
     """
     read = json.loads(grammar)
-    place = field + _SCHEMA_PLACES.get(field, "") if read["kind"] == GrammarKind.JSON_SCHEMA else field
-    if read["kind"] == GrammarKind.JSON_SCHEMA:
-        check_schema(read["value"], place)
+    kind, value, place = read["kind"], read.get("value"), field
+
+    def compiles(schema: Any) -> bool:
+        try:
+            grammars.compile(grammar_text(GrammarKind.JSON_SCHEMA, schema))
+        except GrammarError:
+            return False
+        return True
+
+    if kind == GrammarKind.JSON_SCHEMA:
+        place += _SCHEMA_PLACES.get(field, "")
+        schema = enforceable(value, place, loose=loose)
+        grammar = grammar_text(
+            GrammarKind.JSON_SCHEMA, without_refused(schema, compiles) if loose else schema
+        )
+    elif kind in (GrammarKind.REGEX, GrammarKind.LARK):
+        run = run_of_expression(value) if kind == GrammarKind.REGEX else run_of_grammar(value)
+        if run > MAX_RUN:
+            raise bad_request(f"{place} {run_text(run)}", place, "invalid_grammar")
     try:
         grammars.compile(grammar)
     except GrammarError as error:
-        raise bad_request(f"{place}: {error}", place, "invalid_grammar") from None
+        raise bad_request(f"{place}: {_in_our_words(str(error))}", place, "invalid_grammar") from None
+    return grammar
+
+
+def _in_our_words(error: str) -> str:
+    """What the library says, where it speaks of itself."""
+    if error.startswith("oneOf constraints"):
+        return _BRANCHES_ALIKE
+    return error.replace("json-schema:///", "").replace("lookarounds not supported yet", _NO_LOOK_AROUND)
 
 
 def too_slow(field: str) -> APIError:

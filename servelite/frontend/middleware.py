@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from servelite.frontend.body import ASGIApp, Message, Receive, Scope, Send, send_error
-from servelite.frontend.errors import unauthorized
+from servelite.frontend.errors import is_anthropic, unauthorized
 from servelite.observability.logs import REQUEST_ID
 
 _HEADER: Final = b"x-request-id"
+_ANTHROPICS: Final = b"request-id"  # the header's name in that API
 _ACCEPTED: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 OPEN_PATHS: Final = frozenset(("/health", "/health/live", "/health/ready"))
 """What a balancer asks, which has no key."""
@@ -24,7 +25,8 @@ _CLOSE: Final = (b"connection", b"close")
 
 
 class RequestID:
-    """Answers every request with its `X-Request-Id`: the client's own, or a new one.
+    """Answers every request with its `X-Request-Id`: the client's own, or a new one. Routes of Anthropic's
+    API tell it as `Request-Id` too.
 
     An ID that is no short printable word is replaced: it goes into headers, and into what this front
     end logs while it works on the request.
@@ -40,10 +42,12 @@ class RequestID:
         given = next((value for name, value in scope["headers"] if name == _HEADER), b"")
         request_id = given if _ACCEPTED.fullmatch(given) else uuid.uuid4().hex.encode()
         REQUEST_ID.set(request_id.decode())  # of this request's task, and of those it makes
+        names = (_HEADER, _ANTHROPICS) if is_anthropic(scope["path"]) else (_HEADER,)
+        told = [(name, request_id) for name in names]
 
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (_HEADER, request_id)]
+                message["headers"] = [*message.get("headers", ()), *told]
             return send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -46,8 +46,9 @@ def openapi_page(
     Raises:
         KeyError: a route is not in `ROUTES`.
     """
-    more = {"additionalProperties": True} if passes_unknown else {}
-    schemas = {_name(path): object_schema(fields, defaults) | more for path, fields in ENDPOINTS.items()}
+    schemas = {_name(path): object_schema(fields, defaults) for path, fields in ENDPOINTS.items()}
+    if passes_unknown:
+        schemas = _open(schemas)
     schemas |= {"Error": told(ERROR), "AnthropicError": told(ANTHROPIC_ERROR)}
     components: dict[str, Any] = {"schemas": schemas} | ({"securitySchemes": _SCHEMES} if keys else {})
     paths = {
@@ -87,6 +88,19 @@ def _operation(path: str, method: str, *, guarded: bool) -> dict[str, Any]:
     if guarded:
         operation["security"] = [{name: []} for name in _SCHEMES]
     return operation | {"responses": responses}
+
+
+def _open(schema: Any) -> Any:
+    """The same, but that objects whose other fields may only be null, or empty, may have any others."""
+    if isinstance(schema, list):
+        return [_open(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    opened = {name: _open(one) for name, one in schema.items()}
+    others = schema.get("additionalProperties", {})
+    if others.get("type") == "null" or None in others.get("enum", ()):
+        opened["additionalProperties"] = True
+    return opened
 
 
 def _event(schema: Schema) -> Schema:

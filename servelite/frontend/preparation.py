@@ -19,6 +19,7 @@ from servelite.frontend.tool_prompt import ToolPrompt
 from servelite.ipc.messages import pack
 from servelite.tokenizer.block_hashes import block_hashes
 from servelite.tokenizer.chat_template import ChatTemplate, Rendered, TemplateRefusal
+from servelite.tokenizer.compile_thread import compile_thread
 from servelite.tokenizer.model_files import ModelFiles
 from servelite.tokenizer.tokenizer import InvalidTextError, Tokenizer
 
@@ -109,7 +110,7 @@ class Preparation:
         self._large_texts = 0
         # A thread of their own: a grammar that takes long to compile holds no prompt up.
         self._grammars = GrammarCheck(tokenizer)
-        self._grammar_pool = ThreadPoolExecutor(1, "check-grammar")
+        self._grammar_pool = compile_thread("check-grammar")
 
     def _enter_thread(self, large: bool) -> None:
         self._local.tokenizer = self._tokenizer.clone()
@@ -216,12 +217,12 @@ class Preparation:
 
         return await self._run(work, sum(len(prompt) for prompt in inputs))
 
-    async def check_grammar(self, grammar: str, field: str) -> None:
-        """Raises `APIError` (400) naming `field` for a grammar that the engine could not use."""
+    async def check_grammar(self, grammar: str, field: str, *, loose: bool = False) -> str:
+        """As `GrammarCheck.check`, in its thread."""
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field)
+        work = loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field, loose)
         try:
-            await asyncio.wait_for(work, CHECK_SECONDS)
+            return await asyncio.wait_for(work, CHECK_SECONDS)
         except TimeoutError:
             raise too_slow(field) from None
 

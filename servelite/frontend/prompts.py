@@ -5,20 +5,37 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from servelite.frontend.errors import bad_request
-from servelite.frontend.fields import MAX_TOKEN_ID, Integer, OneOf, Only, String, shown
+from servelite.frontend.errors import APIError, bad_request
+from servelite.frontend.fields import (
+    MAX_TOKEN_ID,
+    Integer,
+    JSONObject,
+    OneOf,
+    Only,
+    String,
+    read_object,
+    shown,
+)
 from servelite.frontend.shapes import Items, asked
 
 MAX_MESSAGES: Final = 4096
 MAX_PROMPTS: Final = 2048
 MAX_CALLS: Final = 128  # of one message
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+
+NOTES: Final = ("cache_control", "prompt_cache_breakpoint", "provider_specific_fields", "extra_content")
+"""What other servers and libraries leave on messages, parts, calls and tools: accepted without effect."""
+_OF_ANSWERS: Final = ("parsed", "annotations", "reasoning_details", "reasoning_items", "thinking_blocks")
+"""Of an assistant's message, accepted without effect: what repeats or annotates its content or reasoning."""
 _OF_ROLE: Final = {
-    "assistant": ("tool_calls", "reasoning_content", "reasoning", "parsed"),
+    "assistant": ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", *_OF_ANSWERS),
     "tool": ("tool_call_id",),
 }
-"""What a message of a role may have beside role, content and name. `parsed` is what OpenAI's SDK read out of
-an answer, and says nothing that the answer does not."""
+"""What a message of a role may have beside role, content, name and `NOTES`."""
+_KNOWN: Final = {role: {"role", "content", "name", *_OF_ROLE.get(role, ()), *NOTES} for role in ROLES}
+_REQUIRED: Final = {"assistant": (), "tool": ("content", "tool_call_id"), "function": ("content", "name")}
+_REFUSED: Final = ("audio", "images")  # unless empty
+_EMPTY: Final[tuple[Any, ...]] = (None, [], "")
 
 Message = dict[str, Any]
 """Role and content, a text; name, `tool_call_id`, `reasoning_content` where given, texts too; and
@@ -28,22 +45,29 @@ Prompt = str | list[int]
 
 _WORD: Final = String(256)
 _TEXT: Final = String(1 << 24)
-_CONTENT: Final = (str, [{"type": "text", "text": str}])
-_FUNCTION: Final = {"name": _WORD, "arguments?": _TEXT, "parsed_arguments?": Any}
-_CALL: Final = {"id?": _WORD, "type?": "function", "index?": Any, "function": _FUNCTION}
-_ANY: Final = {"name?": _WORD, "*": Only((None, [], ""))}
+_ARGUMENTS: Final = JSONObject(64)
+
+_NOTED: Final = {f"{name}?": Any for name in NOTES}
+_PART: Final = _NOTED | {"type": "text", "text": str}
+_CONTENT: Final = (str, [_PART])
+_SAID: Final = (str, [(_PART, _NOTED | {"type": "refusal", "refusal": str})])
+_FUNCTION: Final = _NOTED | {"name": _WORD, "arguments?": (_TEXT, _ARGUMENTS), "parsed_arguments?": Any}
+_CALL: Final = _NOTED | {"id?": _WORD, "type?": "function", "index?": Any, "function": _FUNCTION}
+_ANY: Final = _NOTED | {"name?": _WORD, "*": Only(_EMPTY)}
 _ASSISTANT: Final = {
     "role": "assistant",
-    "content?": _CONTENT,
-    "parsed?": Any,
+    "content?": _SAID,
+    "refusal?": _TEXT,
     "reasoning?": _TEXT,
     "reasoning_content?": _TEXT,
     "tool_calls?": Items(_CALL, 0, MAX_CALLS),
-}
+    "function_call?": _FUNCTION,
+} | {f"{name}?": Any for name in _OF_ANSWERS}
 _MESSAGE: Final = (
-    _ANY | {"role": OneOf(tuple(role for role in ROLES if role not in _OF_ROLE)), "content": _CONTENT},
+    _ANY | {"role": OneOf(("system", "developer", "user")), "content": _CONTENT},
     _ANY | _ASSISTANT,
     _ANY | {"role": "tool", "content": _CONTENT, "tool_call_id": _WORD},
+    _ANY | {"role": "function", "content": _CONTENT, "name": _WORD},
 )
 _PROMPT: Final = (str, Items(Integer(0, MAX_TOKEN_ID), 1))
 MESSAGES_SCHEMA: Final = Items(_MESSAGE, 1, MAX_MESSAGES).schema()
@@ -67,32 +91,41 @@ def _read_message(path: str, message: Any) -> Message:
         raise bad_request(
             f"{path}.role is {shown(role)}; it must be one of: {', '.join(ROLES)}", f"{path}.role"
         )
-    known = ("role", "content", "name", *_OF_ROLE.get(role, ()))
-    for name, value in message.items():
-        # An answer of ours (or of OpenAI's) sent back as it came has more fields, all of them empty.
-        if name not in known and value not in (None, [], ""):
-            raise bad_request(
-                f"{path}.{name[:64]} is not supported", f"{path}.{name[:64]}", "unsupported_value"
-            )
-    content = message.get("content")
-    if content is None and role != "assistant":
-        raise bad_request(f"{path}.content is missing", f"{path}.content", "missing_field")
+    given = _given(path, message, role)
+    said = role == "assistant"
     read: Message = {
         "role": role,
-        "content": "" if content is None else _read_content(f"{path}.content", content),
+        "content": _read_content(f"{path}.content", given.get("content", ""), said),
     }
-    if message.get("name") is not None:
-        read["name"] = String(256).read(f"{path}.name", message["name"])
-    if role == "tool":
-        if message.get("tool_call_id") is None:
-            raise bad_request(f"{path}.tool_call_id is missing", f"{path}.tool_call_id", "missing_field")
-        read["tool_call_id"] = String(256).read(f"{path}.tool_call_id", message["tool_call_id"])
+    if "refusal" in given:
+        refusal = _TEXT.read(f"{path}.refusal", given["refusal"])
+        read["content"] = "\n".join(filter(None, (read["content"], refusal)))
+    for name in ("name", "tool_call_id"):
+        if name in given:
+            read[name] = _WORD.read(f"{path}.{name}", given[name])
     for name in ("reasoning", "reasoning_content"):
-        if role == "assistant" and message.get(name) is not None:
-            read["reasoning_content"] = String(1 << 24).read(f"{path}.{name}", message[name])
-    if role == "assistant" and message.get("tool_calls") not in (None, []):
-        read["tool_calls"] = _read_calls(f"{path}.tool_calls", message["tool_calls"])
+        if name in given:
+            read["reasoning_content"] = _TEXT.read(f"{path}.{name}", given[name])
+    if given.get("tool_calls", []) != []:
+        read["tool_calls"] = _read_calls(f"{path}.tool_calls", given["tool_calls"])
+    elif "function_call" in given:
+        function = _read_function(f"{path}.function_call", given["function_call"])
+        read["tool_calls"] = [{"type": "function", "function": function, "id": function["name"]}]
+    if role == "function":  # the older name of a tool; its results have the function's name and no ID
+        read |= {"role": "tool", "tool_call_id": read["name"]}
     return read
+
+
+def _given(path: str, message: Message, role: str) -> Message:
+    """The fields that a message has. An answer that is sent back as it came has more, all of them empty."""
+    known = _KNOWN[role]
+    if not known.issuperset(message):
+        message = {name: one for name, one in message.items() if name in known or one not in _EMPTY}
+        for name in _REFUSED:
+            if name in message:
+                where = f"{path}.{name}"
+                raise bad_request(f"{where} is not supported: messages are text", where, "unsupported_value")
+    return read_object(path, message, known, _REQUIRED.get(role, ("content",)))
 
 
 def _read_calls(path: str, value: Any) -> list[dict[str, Any]]:
@@ -106,33 +139,29 @@ def _read_calls(path: str, value: Any) -> list[dict[str, Any]]:
 
 def _read_call(path: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
+    if not isinstance(function, dict) or call.get("type") not in (None, "function"):
         raise bad_request(f"{path} must be a call of a function, not {shown(call)}", path)
-    for place, where, names in (
-        (path, call, ("id", "type", "function", "index")),
-        (f"{path}.function", function, ("name", "arguments", "parsed_arguments")),
-    ):
-        for name in where:
-            if name not in names and where[name] is not None:
-                raise bad_request(
-                    f"Unknown field {place}.{name[:64]}", f"{place}.{name[:64]}", "unknown_field"
-                )
-    name = String(256).read(f"{path}.function.name", function.get("name"))
-    text = function.get("arguments")
-    arguments = String(1 << 24).read(f"{path}.function.arguments", "" if text is None else text)
-    read: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": _object(arguments)}}
-    if call.get("id") is not None:
-        read["id"] = String(256).read(f"{path}.id", call["id"])
+    given = read_object(path, call, ("id", "type", "function", "index", *NOTES))
+    read = {"type": "function", "function": _read_function(f"{path}.function", function)}
+    if "id" in given:
+        read["id"] = _WORD.read(f"{path}.id", given["id"])
     return read
+
+
+def _read_function(path: str, value: Any) -> dict[str, Any]:
+    given = read_object(path, value, ("name", "arguments", "parsed_arguments", *NOTES), ("name",))
+    name, arguments = _WORD.read(f"{path}.name", given["name"]), given.get("arguments", "")
+    if isinstance(arguments, dict):
+        return {"name": name, "arguments": _ARGUMENTS.read(f"{path}.arguments", arguments)}
+    return {"name": name, "arguments": _object(_TEXT.read(f"{path}.arguments", arguments))}
 
 
 def _object(text: str) -> dict[str, Any] | str:
     """Arguments as templates want them; what a model wrote that is no JSON object stays text."""
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        return _ARGUMENTS.read("", json.loads(text or "{}"))
+    except (ValueError, RecursionError, APIError):
         return text
-    return value if isinstance(value, dict) else text
 
 
 def text_size(value: Any) -> int:
@@ -151,29 +180,28 @@ def text_size(value: Any) -> int:
     return size
 
 
-def _read_content(path: str, content: Any) -> str:
+def _read_content(path: str, content: Any, said: bool) -> str:
+    """`said`: by the assistant, who may have refused."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_request(f"{path} must be a string or a list of parts, not {shown(content)}", path)
-    return "\n".join(_read_part(f"{path}[{i}]", part) for i, part in enumerate(content))
+    kinds = ("text", "refusal") if said else ("text",)
+    return "\n".join(_read_part(f"{path}[{i}]", part, kinds) for i, part in enumerate(content))
 
 
-def _read_part(path: str, part: Any) -> str:
-    if not isinstance(part, dict):
-        raise bad_request(f"{path} must be an object, not {shown(part)}", path)
-    if part.get("type") != "text":
+def _read_part(path: str, part: Any, kinds: tuple[str, ...]) -> str:
+    kind = part.get("type") if isinstance(part, dict) else kinds[0]
+    if kind not in kinds:
         raise bad_request(
-            f"{path}.type is {shown(part.get('type'))}: this model takes only text parts",
+            f"{path}.type is {shown(kind)}: this model takes only text parts",
             f"{path}.type",
             "unsupported_value",
         )
-    for name in part:
-        if name not in ("type", "text"):
-            raise bad_request(f"Unknown field {path}.{name[:64]}", f"{path}.{name[:64]}", "unknown_field")
-    if not isinstance(part.get("text"), str):
-        raise bad_request(f"{path}.text must be a string, not {shown(part.get('text'))}", f"{path}.text")
-    return str(part["text"])
+    given = read_object(path, part, ("type", kind, *NOTES), (kind,))
+    if not isinstance(given[kind], str):
+        raise bad_request(f"{path}.{kind} must be a string, not {shown(given[kind])}", f"{path}.{kind}")
+    return str(given[kind])
 
 
 def read_prompts(path: str, value: Any) -> list[Prompt]:

@@ -218,6 +218,7 @@ _COMMON_FIELDS: Final = (
     Field("safety_identifier", Harmless(), None, "accepted, without effect"),
     Field("prompt_cache_key", Harmless(), None, "accepted, without effect"),
     Field("prompt_cache_retention", Harmless(), None, "accepted, without effect"),
+    Field("prompt_cache_options", Harmless(), None, "accepted, without effect"),
 )
 
 _TEMPLATE_FIELDS: Final = (
@@ -231,13 +232,18 @@ _TEMPLATE_FIELDS: Final = (
     Field("chat_template_kwargs", JSONObject(32), None, "more variables for the chat template"),
 )
 
-_SUMMARY: Final = Field("summary", Only(("auto",)), None, "none is written: the reasoning comes as it is")
+SUMMARY: Final = Field(
+    "summary",
+    Only(("auto", "concise", "detailed", "none")),
+    None,
+    "none is written: the reasoning comes as it is",
+)
 
 _REASONING_FIELDS: Final = (
-    Field("reasoning", Object((_SUMMARY,)), None, "with `summary` only, as in the Responses API"),
+    Field("reasoning", Object((SUMMARY,)), None, "with `summary` only, as in the Responses API"),
     Field(
         "reasoning_effort",
-        OneOf(("none", "minimal", "low", "medium", "high", "xhigh")),
+        OneOf(("none", "minimal", "low", "medium", "high", "xhigh", "max")),
         None,
         "a variable for the chat template; `none` also sets its `enable_thinking` to false",
     ),
@@ -265,7 +271,8 @@ CHAT_FIELDS: Final = (
     Field("functions", Only(([],)), None, "the older name of `tools`"),
     Field("function_call", Only(("none", "auto")), None, "without functions both mean the same"),
     Field("modalities", Only((["text"],)), None, "kinds of answer"),
-    Field("verbosity", Only(("medium",)), None, "how wordy the answer is"),
+    Field("verbosity", OneOf(("low", "medium", "high")), None, "a variable for the chat template"),
+    Field("prediction", Harmless(), None, "accepted, without effect: it would only make the answer faster"),
 )
 
 _ADD_SPECIAL_TOKENS: Final = Field(
@@ -329,10 +336,11 @@ def read_chat(body: Any, rules: BodyRules = PLAIN_RULES) -> ChatRequest:
     if values["top_logprobs"] is not None and not values["logprobs"]:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (values["top_logprobs"] or 0) if values["logprobs"] else -1
+    tools = tool_use(values)
     return ChatRequest(
         values["model"],
         values["messages"],
-        _template(values),
+        _template(values, tools.tools),
         Sampling.from_fields(values, max_tokens),
         _options(
             values,
@@ -341,7 +349,7 @@ def read_chat(body: Any, rules: BodyRules = PLAIN_RULES) -> ChatRequest:
             "max_tokens" if longer is None else "max_completion_tokens",
         ),
         _form(values, logprobs),
-        tool_use(values),
+        tools,
         values["include_reasoning"],
         values["thinking_token_budget"],
     )
@@ -372,7 +380,7 @@ def read_tokenize(body: Any, rules: BodyRules = PLAIN_RULES) -> TokenizeRequest:
         values["model"],
         values["prompt"],
         values["messages"],
-        _template(values),
+        _template(values, values["tools"] or ()),
         values["add_special_tokens"],
         values["return_token_strs"],
     )
@@ -435,7 +443,7 @@ def _form(values: Mapping[str, Any], logprobs: int) -> AnswerForm:
     )
 
 
-def _template(values: Mapping[str, Any]) -> TemplateOptions:
+def _template(values: Mapping[str, Any], tools: Sequence[dict[str, Any]]) -> TemplateOptions:
     adding, continuing = values["add_generation_prompt"], values["continue_final_message"]
     if adding and continuing:
         raise bad_request(
@@ -448,14 +456,11 @@ def _template(values: Mapping[str, Any]) -> TemplateOptions:
                 f"chat_template_kwargs has {name[:60]!r}, which is a field of its own or no variable's name",
                 "chat_template_kwargs",
             )
-    effort = values.get("reasoning_effort")
-    if effort is not None:
-        if kwargs.get("reasoning_effort", effort) != effort:
-            raise bad_request(
-                "reasoning_effort differs from that of chat_template_kwargs", "reasoning_effort"
-            )
-        off = {"enable_thinking": False} if effort == "none" else {}
-        kwargs = off | kwargs | {"reasoning_effort": effort}
-    return TemplateOptions(
-        not continuing if adding is None else adding, continuing, kwargs, values["tools"] or ()
-    )
+    if values.get("reasoning_effort") == "none":
+        kwargs = {"enable_thinking": False} | kwargs
+    for name in ("reasoning_effort", "verbosity"):
+        given = values.get(name)
+        if given is not None and kwargs.get(name, given) != given:
+            raise bad_request(f"{name} differs from that of chat_template_kwargs", name)
+        kwargs = kwargs if given is None else kwargs | {name: given}
+    return TemplateOptions(not continuing if adding is None else adding, continuing, kwargs, tools)

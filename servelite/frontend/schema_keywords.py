@@ -1,63 +1,76 @@
 """Which keywords of JSON Schema (2020-12 to 6) an answer's grammar enforces, and a check for all others.
 
-A keyword that would be ignored is refused by its name and place. What the grammar compiler itself refuses (a
-look-around in a `pattern`, `oneOf` whose branches overlap) it says when it compiles.
+A keyword that would be ignored is refused by its name and place; so is a value that the grammar compiler
+would follow wrongly, or not at all. What it refuses itself (a look-around in a `pattern`) it says when it
+compiles.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Final
 
 from servelite.frontend.errors import APIError, bad_request
-from servelite.frontend.fields import shown
+from servelite.frontend.fields import JSONObject, shown
+from servelite.frontend.repetitions import MAX_RUN, run_of_expression
+from servelite.frontend.unions import Unions, as_uri, require, resolve, same
 
 
 class Holds(enum.Enum):
-    """What a keyword's value holds."""
+    """What a keyword's value is, in words for errors, or of what schemas it is made."""
 
-    VALUE = enum.auto()  # no schema
-    SCHEMA = enum.auto()
-    SCHEMAS = enum.auto()  # a list of them
-    ONE_OR_MORE = enum.auto()  # a schema or a list
-    BY_NAME = enum.auto()  # an object of them
+    VALUE = "anything"
+    VALUES = "a list"
+    TYPES = "the name of a type, or a list of such names"
+    NUMBER = "a number"
+    COUNT = "a whole number, at least 0"
+    TEXT = "a string"
+    NAMES = "a list of strings"
+    OBJECT = "an object"
+    SCHEMA = "a schema"
+    SCHEMAS = "a list of one schema or more"
+    ONE_OR_MORE = "a schema, or a list of schemas"
+    BY_NAME = "an object of schemas"
 
 
 ENFORCED: Final = {
-    "type": Holds.VALUE,
-    "enum": Holds.VALUE,
+    "type": Holds.TYPES,
+    "enum": Holds.VALUES,
     "const": Holds.VALUE,
-    "multipleOf": Holds.VALUE,
-    "maximum": Holds.VALUE,
-    "exclusiveMaximum": Holds.VALUE,
-    "minimum": Holds.VALUE,
-    "exclusiveMinimum": Holds.VALUE,
-    "maxLength": Holds.VALUE,
-    "minLength": Holds.VALUE,
-    "pattern": Holds.VALUE,
-    "format": Holds.VALUE,
+    "multipleOf": Holds.NUMBER,
+    "maximum": Holds.NUMBER,
+    "exclusiveMaximum": Holds.NUMBER,
+    "minimum": Holds.NUMBER,
+    "exclusiveMinimum": Holds.NUMBER,
+    "maxLength": Holds.COUNT,
+    "minLength": Holds.COUNT,
+    "pattern": Holds.TEXT,
+    "format": Holds.TEXT,
     "items": Holds.ONE_OR_MORE,
     "prefixItems": Holds.SCHEMAS,
     "additionalItems": Holds.SCHEMA,
-    "maxItems": Holds.VALUE,
-    "minItems": Holds.VALUE,
+    "maxItems": Holds.COUNT,
+    "minItems": Holds.COUNT,
     "properties": Holds.BY_NAME,
     "patternProperties": Holds.BY_NAME,
     "additionalProperties": Holds.SCHEMA,
-    "required": Holds.VALUE,
-    "maxProperties": Holds.VALUE,
-    "minProperties": Holds.VALUE,
+    "required": Holds.NAMES,
+    "maxProperties": Holds.COUNT,
+    "minProperties": Holds.COUNT,
     "allOf": Holds.SCHEMAS,
     "anyOf": Holds.SCHEMAS,
     "oneOf": Holds.SCHEMAS,
-    "$ref": Holds.VALUE,
+    "discriminator": Holds.OBJECT,
+    "$ref": Holds.TEXT,
     "$defs": Holds.BY_NAME,
     "definitions": Holds.BY_NAME,
-    "$id": Holds.VALUE,
-    "$anchor": Holds.VALUE,
+    "$id": Holds.TEXT,
+    "$anchor": Holds.TEXT,
 }
 """The keywords that say what is valid, or where a part is found; an answer follows each of them."""
 
@@ -123,126 +136,340 @@ DRAFTS: Final = (
 """The values of `$schema` that are followed, with or without a `#` at the end; absent it is the first."""
 
 MAX_DEPTH: Final = 50  # schemas within schemas
+MAX_JSON_DEPTH: Final = 120  # lists and objects within each other
+MAX_SUBSCHEMAS: Final = 10_000
 MAX_PROPERTIES: Final = 1000  # of one object
 MAX_PATTERN_PROPERTIES: Final = 100  # of a whole schema
 MAX_MULTIPLE: Final = 20_000  # least common multiple of a schema's `multipleOf`, without their decimal point
+MAX_NUMBER: Final = 2**53 - 1  # what a double holds exactly, and so any reader of JSON
+MIN_NUMBER: Final = 1e-30  # nearest to 0, but for it
+MAX_COUNT: Final = 2**31 - 1
+
+_TYPES: Final = ("string", "number", "integer", "boolean", "null", "array", "object")
+_OTHERS: Final = {
+    "prefixItems": "items",
+    "patternProperties": "additionalProperties",
+    "properties": "additionalProperties",
+}
+"""Keywords, and the one that speaks of what they leave: it would speak of more without them."""
+
+_LOOKS_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9bB]")
+_ESCAPED: Final = re.compile(r"\\\\|\[[^\]]*\]")  # backslashes, and lists of characters
+
+# As pydantic writes a Decimal in a string: by look-ahead it has a digit, and not more of them than it may.
+_DECIMAL: Final = re.compile(
+    r"\^\(\?!\^\[-\+\.\]\*\$\)(\[\+-\]\?0\*)(?:\(\?:)?\\d(?:\*|\{0,([1-9]\d*)\})(?:(\\\..*)"
+    r"|\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)(?:\\d\{0,\d+\}(\\\.\\d\{0,\d+\}0\*)|\\d\*\\\.\\d\*0\*)\$\))"
+)
 
 
-def check_schema(schema: Any, place: str) -> None:
-    """Hold a schema against the table of keywords and the limits above.
+def enforceable(schema: Any, place: str, *, loose: bool = False) -> Any:
+    """A schema as the compiler follows it, held against the table of keywords and the limits above.
+
+    What asks nothing is left out, and some is written otherwise. An answer that fits what is returned fits
+    `schema`, unless that is `loose`.
 
     Args:
         place: the field that it stands in, for errors to begin with.
+        loose: leave out what cannot be enforced.
 
     Raises:
         APIError: 400; names the keyword and its place.
     """
-    multiples: list[Decimal] = []
-    pattern_properties = 0
-    tuples: list[str] = []  # where `prefixItems` is: the compiler passes over it in older drafts
-    newest = True
-    waiting = [(schema, place, 1)]
-    while waiting:
-        part, at, depth = waiting.pop()
+    if isinstance(schema, Mapping):
+        JSONObject(MAX_JSON_DEPTH).read(place, schema)
+    walk = _Walk(schema, place, loose)
+    made = walk.schema(schema, place, 1, False)
+    for branches, name in walk.tagged:
+        for branch in branches:
+            require(branch, name, made)
+    return made
+
+
+class _Walk:
+    """One way through a schema."""
+
+    def __init__(self, root: Any, place: str, loose: bool) -> None:
+        self._root = root
+        self._place = place
+        self._loose = loose
+        self._unions = Unions(root)
+        self._subschemas = 0
+        self._pattern_properties = 0
+        self._multiples: list[Decimal] = []
+        self.tagged: list[tuple[list[Any], str]] = []  # branches, and the property that tells them apart
+
+    def schema(self, part: Any, at: str, depth: int, old: bool) -> Any:
+        """`part` as it is enforced; `old`: by its `$schema` it is older than 2020-12."""
         if isinstance(part, bool):
-            continue
+            return part
         if not isinstance(part, dict):
-            raise bad_request(f"{at} must be a schema (an object or a boolean), not {shown(part)}", place)
+            raise self._refused(f"{at} must be a schema (an object or a boolean), not {shown(part)}")
+        self._subschemas += 1
         if depth > MAX_DEPTH:
-            raise bad_request(f"{place} has schemas nested more than {MAX_DEPTH} deep", place)
+            raise self._refused(f"{self._place} has schemas nested more than {MAX_DEPTH} deep")
+        if self._subschemas > MAX_SUBSCHEMAS:
+            raise self._refused(f"{self._place} has more than {MAX_SUBSCHEMAS} schemas in it")
+        kept: dict[str, Any] = {}
+        old = _draft(part["$schema"]) != DRAFTS[0] if "$schema" in part else old
         for keyword, value in part.items():
-            if keyword in ANNOTATIONS:
-                continue
-            holds = ENFORCED.get(keyword)
-            if holds is None:
-                raise _not_enforced(keyword, at, place)
-            if holds is Holds.BY_NAME and not isinstance(value, dict):
-                raise bad_request(f"{at}.{keyword} must be an object, not {shown(value)}", place)
-            waiting += [(inner, f"{at}.{keyword}{name}", depth + 1) for name, inner in _inside(holds, value)]
-        if len(part.get("properties") or ()) > MAX_PROPERTIES:
-            raise bad_request(f"{at}.properties has more than {MAX_PROPERTIES} properties", place)
-        pattern_properties += len(part.get("patternProperties") or ())
-        _check_format(part, at, place)
-        _check_least(part, at, place)
-        if "$schema" in part:
-            newest = _draft(part["$schema"], at, place) == DRAFTS[0] and newest
-        if "prefixItems" in part:
-            tuples.append(at)
-            newest = newest and "additionalItems" not in part and not isinstance(part.get("items"), list)
-        multiple = part.get("multipleOf")
-        if isinstance(multiple, int | float) and not isinstance(multiple, bool) and math.isfinite(multiple):
-            multiples.append(Decimal(str(multiple)))
-    if tuples and not newest:
-        raise bad_request(
-            f"{tuples[0]}: the keyword 'prefixItems' is not enforced where a $schema is older than 2020-12, "
-            "nor beside additionalItems or a list of items",
-            place,
-            "unsupported_schema",
+            try:
+                if keyword == "$schema" and _draft(value) not in DRAFTS:
+                    known = f"which is not supported; these are: {', '.join(DRAFTS)}"
+                    raise self._unsupported(f"{at}.$schema is {shown(value)}, {known}")
+                if keyword not in ANNOTATIONS:
+                    kept[keyword] = self._keyword(keyword, value, part, f"{at}.{keyword}", depth, old)
+            except APIError:
+                if not self._loose:
+                    raise
+        for keyword, other in _OTHERS.items():
+            if keyword in part and keyword not in kept:
+                kept.pop(other, None)
+        kept.pop("discriminator", None)
+        self._newest_tuple(kept)
+        if "oneOf" in kept:
+            self._exclusive(part["oneOf"], kept)
+        return kept
+
+    def _keyword(self, keyword: str, value: Any, part: dict[str, Any], at: str, depth: int, old: bool) -> Any:
+        """A keyword's value as it is enforced."""
+        holds = ENFORCED.get(keyword)
+        if holds is None:
+            raise _not_enforced(keyword, at.removesuffix(f".{keyword}"), self._place)
+        if not _holds(holds, value):
+            raise self._refused(f"{at} is {shown(value)}; it must be {holds.value}")
+        check = _CHECKS.get(keyword)
+        if check is not None:
+            value = check(self, keyword, value, part, at, old)
+        if holds is Holds.BY_NAME:
+            return {name: self.schema(one, f"{at}.{name}", depth + 1, old) for name, one in value.items()}
+        if holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
+            return [self.schema(one, f"{at}[{i}]", depth + 1, old) for i, one in enumerate(value)]
+        return self.schema(value, at, depth + 1, old) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value
+
+    def _refused(self, text: str, code: str = "invalid_grammar") -> APIError:
+        return bad_request(text, self._place, code)
+
+    def _unsupported(self, text: str) -> APIError:
+        return self._refused(text, "unsupported_schema")
+
+    # ------------------------------------------------------------ checks of values: what is enforced of them
+
+    def _number(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        """A bound within `MAX_NUMBER`: one beyond it, which asks for less, becomes that."""
+        if abs(value) <= MAX_NUMBER and not 0 < abs(value) < MIN_NUMBER:
+            return value
+        if abs(value) < 1 or (value > 0) != keyword.lower().endswith("maximum"):
+            raise self._unsupported(
+                f"{at} is {shown(value)}; bounds are enforced from -{MAX_NUMBER} to {MAX_NUMBER}, "
+                f"and no nearer to 0 than {MIN_NUMBER}"
+            )
+        return MAX_NUMBER if value > 0 else -MAX_NUMBER
+
+    def _multiple(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        """Raises for values whose multiples a grammar could tell apart with very many states only."""
+        if value <= 0:
+            raise self._refused(f"{at} is {shown(value)}; it must be above 0")
+        values = [*self._multiples, Decimal(str(value))]
+        digits = max(0, *(-int(one.as_tuple().exponent) for one in values))
+        if (
+            any(abs(one.adjusted()) > 100 for one in values)
+            or math.lcm(*(int(one.scaleb(digits)) for one in values)) > MAX_MULTIPLE
+        ):
+            raise self._refused(
+                f"{at} is {shown(value)}: the least common multiple of all multipleOf, "
+                f"without their decimal point, is above {MAX_MULTIPLE}"
+            )
+        self._multiples = values
+        return value
+
+    def _count(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        """A bound within `MAX_COUNT`. `minProperties` may not ask for two keys that no schema names: they
+        might be the same twice."""
+        if keyword.startswith("min") and value > MAX_COUNT:
+            raise self._refused(f"{at} is {shown(value)}; the limit is {MAX_COUNT}")
+        required = part.get("required")
+        most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
+        if keyword == "minProperties" and value > most:
+            raise self._unsupported(
+                f"{at.removesuffix('.minProperties')}: the keyword 'minProperties' is not enforced above "
+                f"{most}, one more than are required"
+            )
+        return min(int(value), MAX_COUNT)
+
+    def _values(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, list):
+                waiting += one
+            elif isinstance(one, dict):
+                waiting += [*one, *one.values()]
+            elif isinstance(one, str) and len(one) > MAX_RUN:
+                raise self._refused(f"{at} has a text of {len(one)} characters; the limit is {MAX_RUN}")
+            elif isinstance(one, int | float) and not abs(one) <= MAX_NUMBER:
+                bounds = f"numbers are enforced from -{MAX_NUMBER} to {MAX_NUMBER}"
+                raise self._unsupported(f"{at} has the number {shown(one)}; {bounds}")
+        return value
+
+    def _pattern(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        decimal = _DECIMAL.fullmatch(value)
+        if decimal is not None:  # with a digit before the point
+            sign, most, rest, fraction = decimal.groups()
+            value = f"^{sign}\\d{{1,{most or ''}}}{rest or (f'({fraction})?$' if fraction else '$')}"
+        self._check_expression(value, at)
+        return value
+
+    def _check_expression(self, pattern: str, at: str) -> None:
+        if _LOOKS_AROUND.search(_ESCAPED.sub("", pattern)):
+            raise self._unsupported(
+                f"{at} is {shown(pattern)}: look-around (\\b too) and back-references are not enforced"
+            )
+        run = run_of_expression(pattern)
+        if run > MAX_RUN:
+            raise self._refused(f"{at} is {shown(pattern)}, which {run_text(run)}")
+
+    def _format(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        if value not in FORMATS:
+            raise self._unsupported(
+                f"{at} is {shown(value)}, which is not enforced; these are: {', '.join(FORMATS)}"
+            )
+        kind = part.get("type", "string")
+        if kind != "string" and not (isinstance(kind, list) and "string" in kind):
+            raise self._refused(f"{at} is {shown(value)}, which is for strings only")
+        return value
+
+    def _reference(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        uri = as_uri(value)
+        if resolve(self._root, uri) is None and not self._has_names:
+            raise self._refused(f"{at} is {shown(value)}, which is not in this schema")
+        return uri
+
+    @cached_property
+    def _has_names(self) -> bool:
+        """Whether there are names by which references may go, beside places."""
+        waiting = [self._root]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, dict):
+                if "$id" in one or "$anchor" in one:
+                    return True
+                waiting += one.values()
+            elif isinstance(one, list):
+                waiting += one
+        return False
+
+    def _properties(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        if len(value) > MAX_PROPERTIES:
+            raise self._refused(f"{at} has {len(value)} properties; the limit is {MAX_PROPERTIES}")
+        self._values(keyword, list(value), part, at, old)
+        return value
+
+    def _patterns(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        self._pattern_properties += len(value)
+        if self._pattern_properties > MAX_PATTERN_PROPERTIES:
+            raise self._refused(f"{self._place} has more than {MAX_PATTERN_PROPERTIES} patternProperties")
+        for pattern in value:
+            self._check_expression(pattern, at)
+        return value
+
+    def _tuple(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        if old or "additionalItems" in part or isinstance(part.get("items"), list):
+            raise self._unsupported(
+                f"{at.removesuffix('.prefixItems')}: the keyword 'prefixItems' is not enforced where the "
+                "$schema is older than 2020-12, nor beside additionalItems or a list of items"
+            )
+        return value
+
+    def _discriminator(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+        """OpenAPI's: it says which branch a property's values choose, and must say what the branches do."""
+        name, mapping = value.get("propertyName"), value.get("mapping") or {}
+        branches = part.get("oneOf") or part.get("anyOf")
+        sound = isinstance(name, str) and isinstance(mapping, dict)
+        if sound and isinstance(branches, list) and self._unions.told_apart(branches, name) is not None:
+            chosen = {tag: self._unions.tags(resolve(self._root, ref), name) for tag, ref in mapping.items()}
+            if all(values is not None and same(tag) in values for tag, values in chosen.items()):
+                return value
+        raise self._unsupported(
+            f"{at} is {shown(value)}; it is followed where each branch of its oneOf or anyOf lists other "
+            "values of that property (const, enum), and its mapping says the same"
         )
-    if pattern_properties > MAX_PATTERN_PROPERTIES:
-        raise bad_request(f"{place} has more than {MAX_PATTERN_PROPERTIES} patternProperties", place)
-    _check_multiples(multiples, place)
+
+    # ------------------------------------------------------------ of the keywords together
+
+    @staticmethod
+    def _newest_tuple(kept: dict[str, Any]) -> None:
+        """The older drafts' list of `items` as `prefixItems`, which the compiler follows in all of them."""
+        rest = kept.pop("additionalItems", None)
+        if isinstance(kept.get("items"), list):
+            kept["prefixItems"] = kept.pop("items")
+            if rest is not None:
+                kept["items"] = rest
+
+    def _exclusive(self, branches: list[Any], kept: dict[str, Any]) -> None:
+        """`oneOf` as `anyOf`, where the branches exclude each other. Others are the compiler's to judge."""
+        name = self._unions.told_apart(branches)
+        if name is None and not self._loose:
+            return
+        union = {"anyOf": kept.pop("oneOf")}
+        if name:
+            self.tagged.append((union["anyOf"], name))
+        if "anyOf" in kept:
+            kept["allOf"] = [*kept.get("allOf", []), union]
+        else:
+            kept |= union
 
 
-def _inside(holds: Holds, value: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas in a keyword's value, each with how its place goes on."""
-    if holds is Holds.BY_NAME and isinstance(value, dict):
-        yield from ((f".{name}", inner) for name, inner in value.items())
-    elif holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
-        yield from ((f"[{i}]", inner) for i, inner in enumerate(value))
-    elif holds in (Holds.SCHEMA, Holds.ONE_OR_MORE):
-        yield "", value
+_CHECKS: Final[Mapping[str, Callable[[_Walk, str, Any, dict[str, Any], str, bool], Any]]] = {
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Walk._number),
+    **{keyword: _Walk._count for keyword, holds in ENFORCED.items() if holds is Holds.COUNT},
+    "multipleOf": _Walk._multiple,
+    "enum": _Walk._values,
+    "const": _Walk._values,
+    "required": _Walk._values,
+    "pattern": _Walk._pattern,
+    "format": _Walk._format,
+    "$ref": _Walk._reference,
+    "properties": _Walk._properties,
+    "patternProperties": _Walk._patterns,
+    "prefixItems": _Walk._tuple,
+    "discriminator": _Walk._discriminator,
+}
+"""What else a keyword's value is checked for: by the keyword, its value, the schema, the place, and whether
+that is of an older draft; each gives the value as it is enforced."""
 
 
-def _draft(value: Any, at: str, place: str) -> str:
-    """The one of `DRAFTS` that `$schema` names."""
-    name = value.removesuffix("#") if isinstance(value, str) else ""
-    if name not in DRAFTS:
-        raise bad_request(
-            f"{at}.$schema is {shown(value)}, which is not supported; these are: {', '.join(DRAFTS)}",
-            place,
-            "unsupported_schema",
-        )
-    return name
+def run_text(run: int) -> str:
+    """The end of an error about a run that is too long."""
+    return f"leaves no choice for {run} characters on end; the limit is {MAX_RUN}"
 
 
-def _check_least(part: dict[str, Any], at: str, place: str) -> None:
-    """Raises where `minProperties` asks for two keys that no schema names: they might be the same twice."""
-    least, required = part.get("minProperties"), part.get("required")
-    most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
-    if isinstance(least, int) and least > most:
-        raise bad_request(
-            f"{at}: the keyword 'minProperties' is not enforced above {most}, one more than are required",
-            place,
-            "unsupported_schema",
-        )
+def _draft(value: Any) -> str:
+    return value.removesuffix("#") if isinstance(value, str) else ""
 
 
-def _check_format(part: dict[str, Any], at: str, place: str) -> None:
-    if "format" not in part:
-        return
-    name, kind = part["format"], part.get("type", "string")
-    if name not in FORMATS:
-        raise bad_request(
-            f"{at}.format is {shown(name)}, which is not enforced; these are: {', '.join(FORMATS)}",
-            place,
-            "unsupported_schema",
-        )
-    if kind != "string" and not (isinstance(kind, list) and "string" in kind):
-        raise bad_request(f"{at}.format is {shown(name)}, which is for strings only", place)
-
-
-def _check_multiples(multiples: list[Decimal], place: str) -> None:
-    """Raises for values whose multiples a grammar could tell apart with very many states only."""
-    digits = max((-int(value.as_tuple().exponent) for value in multiples), default=0)
-    whole = [int(value.scaleb(max(digits, 0))) for value in multiples if abs(value.adjusted()) < 100]
-    least = math.lcm(*filter(None, whole)) if whole else 0
-    if least > MAX_MULTIPLE or len(whole) < len(multiples):
-        raise bad_request(
-            f"{place}: the least common multiple of its multipleOf values, "
-            f"without their decimal point, is above {MAX_MULTIPLE}",
-            place,
-        )
+def _holds(holds: Holds, value: Any) -> bool:
+    """Whether a keyword's value is of its kind; the schemas in it are looked at later."""
+    number = type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    match holds:
+        case Holds.NUMBER:
+            return number
+        case Holds.COUNT:
+            return number and value >= 0 and value == value // 1
+        case Holds.TEXT:
+            return isinstance(value, str)
+        case Holds.VALUES:
+            return isinstance(value, list)
+        case Holds.SCHEMAS:
+            return isinstance(value, list) and bool(value)
+        case Holds.NAMES:
+            return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        case Holds.TYPES:
+            named = value if isinstance(value, list) else [value]
+            return bool(named) and all(one in _TYPES for one in named)
+        case Holds.BY_NAME | Holds.OBJECT:
+            return isinstance(value, dict)
+    return True
 
 
 def _not_enforced(keyword: str, at: str, place: str) -> APIError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,6 +53,7 @@ class Reading:
 
 PLAIN_TEMPLATE: Final = TemplateOptions()
 PLAIN_OPTIONS: Final = RequestOptions()
+_INDEX: Final = re.compile(r"\[\d+\]")  # of a list, in a field's path
 _MAX_WARNED: Final = 1000  # unknown fields whose names are remembered, so that each is logged once
 
 
@@ -277,7 +279,7 @@ class Service:
         if grammar:
             if "grammar" not in self.facts.features:
                 raise bad_request(f"{field}: this engine follows no grammar", field)
-            await self.preparation.check_grammar(grammar, field)
+            return await self.preparation.check_grammar(grammar, field)
         return grammar
 
     def _check_options(self, options: RequestOptions) -> None:
@@ -314,9 +316,12 @@ class Service:
             raise bad_request(f"{field}: this engine follows no grammar", field)
         if limit is not None and not grammar and not use.forced:
             return limit.grammar(begin)
-        functions = functions_of(use) if use.wanted else []
-        for function in functions:
-            await self.preparation.check_grammar(function.grammar, function.place)
+        functions = []
+        for function in functions_of(use) if use.wanted else ():
+            checked = await self.preparation.check_grammar(
+                function.grammar, function.place, loose=not function.strict
+            )
+            functions.append(function.following(checked))
         made = chat_grammar(
             functions,
             "" if use.forced else grammar,
@@ -327,8 +332,7 @@ class Service:
             limit=limit,
         )
         field = "tools" if functions else options.grammar_field if options.grammar else "structured_outputs"
-        await self.preparation.check_grammar(made, field)
-        return made
+        return await self.preparation.check_grammar(made, field)
 
     def _submit(
         self,
@@ -442,12 +446,13 @@ class Service:
         text = f"{self.settings.seed} {self._client} {number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
-    def _warn_unknown(self, name: str) -> None:
-        """What becomes of an unknown field under `--unknown-fields warn`: one line in the log."""
-        name = name[:60]
+    def _warn_unknown(self, path: str) -> None:
+        """What becomes of an unknown field under `--unknown-fields warn`: one line in the log, wherever in
+        a list it is."""
+        name = _INDEX.sub("[]", path)
         if name not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(name)
-            log.warning("a request has the unknown field %r: it is ignored", name)
+            log.warning("a request has the unknown field %r: it is ignored", path)
 
 
 def _time_left(options: RequestOptions, arrived: float) -> int:

@@ -56,8 +56,11 @@ class AnswerStream:
         self._unfinished = len(answers)
         self._sent = 0  # parts; what the keep-alive looks at
 
-    async def run(self) -> None:
+    async def run(self, *, collected: bool = False) -> None:
         """Until all answers are sent.
+
+        Args:
+            collected: `send` keeps what it gets until the end: a failure is never too late to be raised.
 
         Raises:
             ClientGone: nobody reads them.
@@ -70,7 +73,7 @@ class AnswerStream:
             else:
                 end = await self._send_choices()
         except APIError as error:
-            if not self._opened:
+            if collected or not self._opened:
                 raise
             await self._send({"type": "http.response.body", "body": error_event(error.body())})
             return

@@ -26,6 +26,8 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None, _no_password)
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).lower().replace("_", " ")
+        if not settings.ssl_keyfile:
+            reason += "; a key that is in a file of its own is given with --ssl-keyfile"
         raise SettingError(f"{files}: no certificate in PEM and its key: {reason}") from None
     except (OSError, ValueError) as error:
         raise SettingError(f"{files}: {getattr(error, 'strerror', None) or error}") from None

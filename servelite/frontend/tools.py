@@ -13,28 +13,34 @@ from servelite.frontend.fields import (
     Boolean,
     Custom,
     Field,
+    Harmless,
     JSONObject,
     Object,
     OneOf,
+    Only,
     String,
     shown,
 )
 from servelite.frontend.parsers.sink import CallRules
+from servelite.frontend.prompts import NOTES
 from servelite.frontend.shapes import Items, asked
 
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 1024
 MAX_SCHEMA_DEPTH: Final = 64
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _CHOICES: Final = ("none", "auto", "required")
+_MODES: Final = ("auto", "required")  # of allowed tools
 
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """`mode`: none, auto, required or named; `name`: of the function, where it is named."""
+    """`mode`: none, auto, required or named; `name`: of the function, where it is named; `allowed`: the names
+    of the only ones there are for this answer, where only some are."""
 
     mode: str
     name: str = ""
+    allowed: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,16 @@ class ToolUse:
     """What a chat says about tools.
 
     Attributes:
-        tools: the declarations as they were sent, which is how templates want them.
+        tools: the declarations as they were sent, which is how templates want them; no others than those
+            that are allowed.
         parallel: more than one call may be made.
+        places: in the request, of the schemas of their arguments; (): those of a chat's.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice("auto")
     parallel: bool = True
+    places: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -64,7 +73,7 @@ class ToolUse:
     def call_rules(self) -> CallRules:
         """What the parser is told."""
         parameters = {tool["function"]["name"]: parameters_of(tool["function"]) for tool in self.tools}
-        return CallRules(parameters, 0 if self.parallel else 1)
+        return CallRules(parameters, 0 if self.parallel else 1, self.forced)
 
 
 NO_TOOLS: Final = ToolUse(choice=ToolChoice("none"))
@@ -81,19 +90,26 @@ def read_tools(path: str, value: Any) -> tuple[dict[str, Any], ...]:
         raise bad_request(f"{path} must be a list of functions, not {shown(value)}", path)
     if len(value) > MAX_TOOLS:
         raise bad_request(f"{path} has {len(value)} functions; the limit is {MAX_TOOLS}", path)
-    names: set[str] = set()
+    tools: dict[str, dict[str, Any]] = {}
     for i, tool in enumerate(value):
-        name = _TOOL.read(f"{path}[{i}]", _required(f"{path}[{i}]", tool, ("type", "function")))["function"]
-        if name in names:
-            raise bad_request(
-                f"{path}[{i}].function.name {name!r} is there twice", f"{path}[{i}].function.name"
-            )
-        names.add(name)
-    return tuple(value)
+        at = f"{path}[{i}]"
+        if isinstance(tool, dict) and tool.get("type") is not None:  # another type has other fields
+            _read_type(f"{at}.type", tool["type"])
+        read = _TOOL.read(at, tool)
+        name = read["function"]["name"]
+        if name in tools:
+            raise bad_request(f"{at}.function.name {name!r} is there twice", f"{at}.function.name")
+        tools[name] = _as_sent(tool | {"function": _as_sent(tool["function"], read["function"])}, read)
+    return tuple(tools.values())
+
+
+def _as_sent(value: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read of an object, in the object's own order, which templates write out."""
+    return {name: one for name, one in value.items() if read.get(name) is not None}
 
 
 def read_tool_choice(path: str, value: Any) -> ToolChoice:
-    """`none`, `auto`, `required`, or an object that names a function."""
+    """`none`, `auto`, `required`, or an object that names a function or those that are allowed."""
     if isinstance(value, str) and value in _CHOICES:
         return ToolChoice(value)
     if not isinstance(value, dict):
@@ -102,7 +118,10 @@ def read_tool_choice(path: str, value: Any) -> ToolChoice:
             '{"type": "function", "function": {"name": ...}}',
             path,
         )
-    return ToolChoice("named", _NAMED.read(path, _required(path, value, ("type", "function")))["function"])
+    if value.get("type") == "allowed_tools":
+        allowed = _ALLOWED.read(path, value)["allowed_tools"]
+        return ToolChoice(allowed["mode"], allowed=allowed["tools"])
+    return ToolChoice("named", _NAMED.read(path, value)["function"]["name"])
 
 
 def tool_use(values: Mapping[str, Any]) -> ToolUse:
@@ -111,19 +130,18 @@ def tool_use(values: Mapping[str, Any]) -> ToolUse:
     choice: ToolChoice = values["tool_choice"] or ToolChoice("auto" if tools else "none")
     if choice.mode in ("required", "named") and not tools:
         raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
-    if choice.mode == "named" and all(tool["function"]["name"] != choice.name for tool in tools):
-        raise bad_request(
-            f"tool_choice names the function {choice.name!r}, which is not among the tools", "tool_choice"
-        )
-    return ToolUse(tools, choice, values["parallel_tool_calls"]) if tools else NO_TOOLS
-
-
-def _required(path: str, value: Any, names: tuple[str, ...]) -> Any:
-    """`value`, which if it is an object has all of `names`."""
-    for name in names:
-        if isinstance(value, dict) and value.get(name) is None:
-            raise bad_request(f"{path}.{name} is missing", f"{path}.{name}", "missing_field")
-    return value
+    wanted = (choice.name,) if choice.mode == "named" else choice.allowed or ()
+    names = [tool["function"]["name"] for tool in tools]
+    for name in wanted:
+        if name not in names:
+            raise bad_request(
+                f"tool_choice names the function {name!r}, which is not among the tools", "tool_choice"
+            )
+    places: tuple[str, ...] = ()
+    if choice.allowed is not None:
+        kept = [i for i, name in enumerate(names) if name in choice.allowed]
+        tools, places = tuple(tools[i] for i in kept), tuple(f"tools[{i}].function.parameters" for i in kept)
+    return ToolUse(tools, choice, values["parallel_tool_calls"], places) if tools else NO_TOOLS
 
 
 def _read_type(path: str, value: Any) -> str:
@@ -137,7 +155,7 @@ def _read_type(path: str, value: Any) -> str:
 def _read_name(path: str, value: Any) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise bad_request(
-            f"{path} is {shown(value)}; it must be 1 to 64 letters, digits, underscores and dashes", path
+            f"{path} is {shown(value)}; it must be 1 to 128 letters, digits, underscores and dashes", path
         )
     return value
 
@@ -153,14 +171,11 @@ def _read_parameters(path: str, value: Any) -> dict[str, Any]:
     return schema
 
 
-def _read_function(path: str, value: Any) -> str:
-    read: str = _FUNCTION.read(path, _required(path, value, ("name",)))["name"]
-    return read
-
-
-def _read_named(path: str, value: Any) -> str:
-    read: str = _NAMED_FUNCTION.read(path, _required(path, value, ("name",)))["name"]
-    return read
+def _read_allowed(path: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise bad_request(f"{path} must be a list of at least one function, not {shown(value)}", path)
+    read = [_NAMED.read(f"{path}[{i}]", one) for i, one in enumerate(value)]
+    return tuple(one["function"]["name"] for one in read)
 
 
 _TYPE = Field("type", Custom(_read_type, "`function`", asked("function")), REQUIRED, "what it is")
@@ -169,25 +184,35 @@ _FUNCTION_NAME = Field(
     "name", Custom(_read_name, "name", NAME_SCHEMA), REQUIRED, "what the model calls it by"
 )
 PARAMETERS_SCHEMA: Final = asked({"type?": "object", "properties?": dict, "*": Any})
-_FUNCTION: Final = Object(
+FUNCTION_FIELDS: Final = (
+    _FUNCTION_NAME,
+    Field("description", String(1 << 20), None, "what it does, for the model"),
+    Field(
+        "parameters",
+        Custom(_read_parameters, "JSON Schema", PARAMETERS_SCHEMA),
+        None,
+        "of its arguments",
+    ),
+    Field("strict", Boolean(), None, "a forced call's arguments always fit the schema"),
+)
+_NOTES: Final = tuple(Field(name, Harmless(), None, "accepted, without effect") for name in NOTES)
+_FUNCTION: Final = Object((*FUNCTION_FIELDS, *_NOTES))
+_NAMED_FUNCTION: Final = Object((_FUNCTION_NAME,))
+_TOOL: Final = Object((_TYPE, Field("function", _FUNCTION, REQUIRED, "it"), *_NOTES))
+_NAMED: Final = Object((_TYPE, Field("function", _NAMED_FUNCTION, REQUIRED, "it")))
+_ALLOWED_TOOLS: Final = Object(
     (
-        _FUNCTION_NAME,
-        Field("description", String(1 << 20), None, "what it does, for the model"),
+        Field("mode", OneOf(_MODES), REQUIRED, "whether one has to be called"),
         Field(
-            "parameters",
-            Custom(_read_parameters, "JSON Schema", PARAMETERS_SCHEMA),
-            None,
-            "of its arguments",
+            "tools", Custom(_read_allowed, "functions", Items(_NAMED, 1).schema()), REQUIRED, "their names"
         ),
-        Field("strict", Boolean(), None, "a forced call's arguments always fit the schema"),
     )
 )
-_NAMED_FUNCTION: Final = Object((_FUNCTION_NAME,))
-_TOOL: Final = Object(
-    (_TYPE, Field("function", Custom(_read_function, "function", _FUNCTION.schema()), REQUIRED, "it"))
-)
-_NAMED: Final = Object(
-    (_TYPE, Field("function", Custom(_read_named, "function", _NAMED_FUNCTION.schema()), REQUIRED, "it"))
+_ALLOWED: Final = Object(
+    (
+        Field("type", Only(("allowed_tools",)), REQUIRED, "what it is"),
+        Field("allowed_tools", _ALLOWED_TOOLS, REQUIRED, "which"),
+    )
 )
 
 TOOL_FIELDS: Final = (
@@ -201,8 +226,8 @@ TOOL_FIELDS: Final = (
         "tool_choice",
         Custom(
             read_tool_choice,
-            "`none`, `auto`, `required`, or a function's name in an object",
-            asked((OneOf(_CHOICES), _NAMED)),
+            "`none`, `auto`, `required`, or an object with one function's name, or those that are allowed",
+            asked((OneOf(_CHOICES), _NAMED, _ALLOWED)),
         ),
         None,
         "whether it calls: not at all, as it likes, at least once, that one; absent: `auto` with `tools`",

@@ -7,7 +7,9 @@ OpenAI's chunk is the contract between the two, so that nothing of how a chat is
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -38,7 +40,7 @@ class Call(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """A chat answer's message, or more of it."""
+    """More of a chat answer's message."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -52,10 +54,9 @@ class LogprobContent(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """The only choice of a chat's answer, or more of it."""
+    """More of the only choice of a chat's answer."""
 
     delta: Part | None = None
-    message: Part | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: LogprobContent | None = None
@@ -90,7 +91,7 @@ class ErrorObject(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """A chat's whole answer, or an event of its stream."""
+    """An event of a chat's stream."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -124,8 +125,8 @@ class Translation(Protocol):
         """What is sent in a silence."""
         ...
 
-    def whole(self, answer: Chunk) -> bytes:
-        """The JSON body of an answer that is not streamed."""
+    def whole(self) -> bytes:
+        """The JSON body of a complete answer, of which each `chunk` was given."""
         ...
 
 
@@ -156,23 +157,30 @@ class TranslatedChat:
         translation = await read_request(
             service, scope, receive, lambda body: self._read(body, service.rules)
         )
-        sending: Send = (
-            _Stream(translation, send) if translation.chat.form.stream else _Whole(translation, send)
-        )
-        await self._generation.answer(translation.chat, receive, sending)
+        chat = translation.chat
+        if chat.form.stream:
+            await self._generation.answer(chat, receive, _Stream(translation, send))
+            return
+        chat = replace(chat, form=replace(chat.form, stream=True, include_usage=True))
+        await self._generation.answer(chat, receive, _Whole(translation, send), collected=True)
 
 
 class _Whole:
-    """The `send` of an answer that is not streamed."""
+    """The `send` of an answer that is not streamed: it is put together from a stream's chunks, so that it
+    cannot differ from one, and text and calls keep their order, which a chat's whole answer does not tell."""
 
     def __init__(self, translation: Translation, send: Send) -> None:
         self._translation = translation
         self._send = send
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.body":  # the start is sent with it: the length is another
-            body = self._translation.whole(_decode_chunk(message["body"]))
-            await send_json(self._send, 200, body)
+        if message["type"] != "http.response.body":
+            return
+        for event in message["body"].split(b"\n\n"):
+            if event.startswith(_DATA) and event != DONE[:-2]:
+                self._translation.chunk(_decode_chunk(event[len(_DATA) :]))
+        if not message.get("more_body", False):
+            await send_json(self._send, 200, self._translation.whole())
 
 
 class _Stream:
@@ -201,16 +209,17 @@ class _Stream:
 
 @contextlib.contextmanager
 def renamed(names: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Errors raised inside name fields as the other API does: each first name becomes the second."""
+    """Errors raised inside name fields as the other API does: a path that begins with a first name, which
+    is a regular expression, begins with the second. What follows may be the client's own."""
     try:
         yield
     except APIError as error:
-        param = error.param
-        if param is not None:
-            for ours, theirs in names:
-                param = param.replace(ours, theirs)
-            error.message = error.message.replace(str(error.param), param)
-            error.param = param
+        for ours, theirs in names if error.param else ():
+            param, found = re.subn(rf"^{ours}(?!\w)", theirs, error.param or "")
+            if found:
+                error.message = error.message.replace(str(error.param), param, 1)
+                error.param = param
+                break
         raise
 
 

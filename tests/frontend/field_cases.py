@@ -62,6 +62,14 @@ def function(**fields: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f"} | fields}]
 
 
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def allowed(tools: Any, mode: Any = "required") -> dict[str, Any]:
+    """A `tool_choice` of these functions."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 BOOLEAN = {"type": "boolean"}
 
 
@@ -117,9 +125,10 @@ CUSTOM: dict[str, list[Case]] = {
         Case("low", [], True),
         Case("within", [ADD], True),
         Case("within", function(description="d", parameters={}, strict=True), True),
+        Case("within", [ADD | {"cache_control": {"type": "ephemeral"}}], True),
         Case("high", tools(MAX_TOOLS), True),
         Case("above", tools(MAX_TOOLS + 1), False, (str(MAX_TOOLS),)),
-        Case("above", function(name="x" * 65), False, ("64",)),
+        Case("above", function(name="x" * 129), False, ("128",)),
         Case("twice", [ADD, ADD], False, ("add",)),
         *[
             Case("type", value, False)
@@ -147,7 +156,9 @@ CUSTOM: dict[str, list[Case]] = {
     ],
     "tool_choice": [
         *[Case("within", value, True) for value in ("none", "auto", "required")],
-        Case("within", {"type": "function", "function": {"name": "add"}}, True),
+        Case("within", NAMED, True),
+        Case("within", allowed([NAMED], mode="auto"), True),
+        Case("within", allowed([NAMED]), True),
         *[
             Case("type", value, False)
             for value in (
@@ -160,6 +171,9 @@ CUSTOM: dict[str, list[Case]] = {
                 {"type": "function", "function": {}},
                 {"type": "function", "function": {"name": "nope"}},
                 {"type": "function", "function": {"name": "add", "odd": 1}},
+                *(allowed([NAMED], mode=mode) for mode in ("none", None, 1)),
+                *(allowed(tools) for tools in ([], None, "add", [1], ["add"], [NAMED | {"odd": 1}])),
+                {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]},
             )
         ],
     ],

@@ -47,3 +47,11 @@ def streamed(translation: Translation, chunks: list[dict[str, Any]]) -> list[dic
     """The events of a stream with these chunks."""
     out = b"".join([translation.chunk(msgspec.convert(chunk, Chunk)) for chunk in chunks])
     return read_events(out + translation.done())
+
+
+def collected(translation: Translation, chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole answer with these chunks."""
+    for chunk in chunks:
+        translation.chunk(msgspec.convert(chunk, Chunk))
+    answer: dict[str, Any] = json.loads(translation.whole())
+    return answer

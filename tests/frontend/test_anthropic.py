@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from servelite.frontend.anthropic.request import read_count, read_message_request
+from servelite.frontend.anthropic.request import NAMES, read_count, read_message_request
 from servelite.frontend.app import make_app
-from servelite.frontend.errors import engine_dead
-from servelite.frontend.protocol import PLAIN_RULES, RENDER_PATH, read_chat
-from servelite.frontend.translated import Chunk
+from servelite.frontend.errors import APIError, bad_request, engine_dead
+from servelite.frontend.protocol import PLAIN_RULES, RENDER_PATH, BodyRules, read_chat
+from servelite.frontend.translated import renamed
 from tests.frontend.asgi import Call
 from tests.frontend.fake_engine import LENGTH, NONE, STOP, service_and_engine
-from tests.frontend.named_events import delta, read_events, streamed, types_of
-from tests.frontend.test_responses import CHUNKS, WHOLE
-from tests.frontend.translated_fields import RESULT, SCHEMA, TOOL, USE, text, user
+from tests.frontend.named_events import call, collected, delta, read_events, streamed, types_of
+from tests.frontend.test_responses import CHUNKS
+from tests.frontend.translated_fields import DOCUMENT, RESULT, SCHEMA, TOOL, USE, text, user
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -136,7 +136,28 @@ async def test_errors_have_anthropics_body(
             answer = await call.done()
             assert (call.status, answer["type"], answer["error"]["type"]) == (status, "error", kind)
             assert word in answer["error"]["message"]
-            assert answer["request_id"] == call.headers["x-request-id"]
+            assert answer["request_id"] == call.headers["x-request-id"] == call.headers["request-id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (body(max_tokens=600), r"input length and `max_tokens` exceed context limit: (\d+) \+ 600 > 512"),
+        (body(messages=[user(text("a " * 600))]), r"prompt is too long: (\d+) tokens > 512 maximum"),
+        (body(messages=[user(text("a" * 99999))]), r"prompt is too long\. .* messages has (\d+) bytes"),
+    ],
+)
+async def test_a_full_context_is_told_in_the_words_that_clients_look_for(
+    demo_model: Path, tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, _):
+        app = make_app(service)
+        message = (await Call(app, MESSAGES, given).done())["error"]["message"]
+        found = re.match(words, message)
+        assert found is not None, message
+        if "bytes" not in message:
+            asked = {name: value for name, value in given.items() if name != "max_tokens"}
+            assert int(found[1]) == (await Call(app, COUNT, asked).done())["input_tokens"]
 
 
 async def test_a_thread_is_refused_by_the_code_that_sdks_know(demo_model: Path, tmp_path: Path) -> None:
@@ -176,7 +197,8 @@ async def test_an_engine_that_dies_in_a_stream(demo_model: Path, tmp_path: Path)
         service.engine.fail_all(engine_dead("it was shot"))
         await asyncio.wait_for(call.task, 10)
         events = read_events(b"".join(call.parts))
-        assert events[-1]["type"] == "error" and "it was shot" in events[-1]["error"]["message"]
+        error = events[-1]["error"]
+        assert error["type"] == "overloaded_error" and "it was shot" in error["message"]
         assert "message_stop" not in types_of(events)
 
 
@@ -219,6 +241,133 @@ def test_blocks_become_messages() -> None:
     assert chat.template.add_generation_prompt
 
 
+def test_what_the_system_says_amid_the_messages_joins_its_prompt() -> None:
+    def said(content: Any, **more: Any) -> dict[str, Any]:
+        return {"role": "system", "content": content} | more
+
+    turns = [
+        said("alpha"),
+        user(text("hi")),
+        said([text("beta")], clear_at="never"),
+        said("gone", clear_at="next_user_message"),
+        {"role": "assistant", "content": "yes"},
+        user(text("go on")),
+        said("gamma", clear_at="next_user_message"),
+    ]
+    billed = [text("x-anthropic-billing-header: cc_version=2; cch=1;"), text("first")]
+    chat = read_message_request(body(messages=turns, system=billed), PLAIN_RULES).chat
+    assert chat.messages == [
+        {"role": "system", "content": "first\nalpha\nbeta\ngamma"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "go on"},
+    ]
+
+
+def test_what_can_be_told_as_text_is() -> None:
+    blocks = [
+        {"type": "document", "source": DOCUMENT | {"data": "one"}, "title": "T", "context": "C"},
+        {"type": "document", "source": {"type": "content", "content": [text("two"), text("three")]}},
+        {"type": "search_result", "source": "S", "title": "R", "content": [text("four")]},
+    ]
+    failed = RESULT | {"is_error": True, "content": [{"type": "tool_reference", "tool_name": "add"}]}
+    chat = read_message_request(body(messages=[user(*blocks, failed)]), PLAIN_RULES).chat
+    assert chat.messages == [
+        {"role": "user", "content": "T\nC\none\ntwo\nthree\nR\nS\nfour"},
+        {"role": "tool", "content": "Error: add", "tool_call_id": "c"},
+    ]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_answer_that_was_begun_has_no_form(old: bool) -> None:
+    begun = [user(text("hi")), {"role": "assistant", "content": "{"}]
+    form = {"type": "json_schema", "schema": SCHEMA}
+    given = {"output_format": form} if old else {"output_config": {"format": form}}
+    assert read_message_request(body(**given), PLAIN_RULES).chat.options.grammar
+    with pytest.raises(APIError) as caught:
+        read_message_request(body(messages=begun, **given), PLAIN_RULES)
+    assert caught.value.param == ("output_format" if old else "output_config.format")
+
+
+def test_thinking_that_is_omitted_leaves_an_empty_block() -> None:
+    asked = {"thinking": {"type": "adaptive", "display": "omitted"}}
+    whole = collected(read_message_request(body(**asked), PLAIN_RULES), CHUNKS)
+    assert whole["content"][:2] == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        TEXT | {"text": "I add"},
+    ]
+    events = streamed(read_message_request(body(stream=True, **asked), PLAIN_RULES), CHUNKS)
+    assert "thinking_delta" not in str(events) and events[1]["content_block"] == whole["content"][0]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("max_completion_tokens", "max_tokens"),
+        (
+            "tools[0].function.parameters.properties.parameters.function.not",
+            "tools[0].input_schema.properties.parameters.function.not",
+        ),
+        ("tools[10].function.name", "tools[10].name"),
+        ("tool_choice.function.name", "tool_choice.name"),
+        (
+            "response_format.json_schema.schema.properties.response_format.not",
+            "output_config.format.schema.properties.response_format.not",
+        ),
+        ("response_format", "output_config.format"),
+        ("response_formats", "response_formats"),
+        ("messages", "messages"),
+    ],
+)
+def test_only_our_own_names_are_renamed(ours: str, theirs: str) -> None:
+    with pytest.raises(APIError) as caught, renamed(NAMES):
+        raise bad_request(f"{ours} is odd: {ours}", ours)
+    assert (caught.value.param, caught.value.message) == (theirs, f"{theirs} is odd: {ours}")
+
+
+async def test_a_body_of_claude_codes(demo_model: Path, tmp_path: Path) -> None:
+    cached = {"cache_control": {"type": "ephemeral"}}
+    asked = body(
+        stream=True,
+        system=[text("You are Claude Code."), text("long") | cached],
+        messages=[
+            user(text("<system-reminder>x</system-reminder>"), text("go") | cached),
+            {"role": "system", "content": "Available agent types"},
+        ],
+        tools=[TOOL, TOOL | {"name": "mcp__" + "s" * 100, "defer_loading": True} | cached],
+        metadata={"user_id": "user_1_account__session_2"},
+        thinking={"type": "enabled", "budget_tokens": 31999},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "high"},
+        temperature=1,
+    )
+    headers = {
+        "authorization": "Bearer k",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "anthropic-version": "2023-06-01",
+        "x-stainless-lang": "js",
+    }
+    async with service_and_engine(demo_model, tmp_path, api_key=("k",)) as (service, engine):
+        call_ = Call(make_app(service), MESSAGES, asked, headers)
+        engine.step(((await engine.receive_add()).request, 0, [504, 2], STOP))
+        await asyncio.wait_for(call_.task, 10)
+        assert types_of(read_events(b"".join(call_.parts)))[-1] == "message_stop"
+        del asked["max_tokens"], asked["stream"], asked["metadata"], asked["temperature"]
+        counted = Call(make_app(service), COUNT, asked, headers)
+        assert (await counted.done())["input_tokens"] > 0
+
+
+def test_tools_of_the_servers_are_left_out_only_where_unknown_fields_are() -> None:
+    asked = body(tools=[{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, TOOL])
+    with pytest.raises(APIError, match="web_search_20250305") as caught:
+        read_message_request(asked, PLAIN_RULES)
+    assert (caught.value.param, caught.value.code) == ("tools[0].type", "unsupported_value")
+    told: list[str] = []
+    chat = read_message_request(asked, BodyRules(unknown=told.append)).chat
+    assert [tool["function"]["name"] for tool in chat.tools.tools] == ["add"]
+    assert told == ["tools[0].type=web_search_20250305"]
+
+
 def test_fields_become_a_chats() -> None:
     asked = body(
         tools=[TOOL | {"strict": True}],
@@ -237,7 +386,7 @@ def test_fields_become_a_chats() -> None:
         "tool_choice": "required",
         "parallel_tool_calls": False,
         "chat_template_kwargs": {"enable_thinking": True},
-        "reasoning_effort": "xhigh",
+        "reasoning_effort": "max",
         "stop": ["x"],
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -285,7 +434,7 @@ def test_thinking_and_uses_of_tools_are_blocks() -> None:
     assert texts == ["let me see", "I add", '{"a": 1}', "{}"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
     assert counts(events[-2]["usage"]) == (3, 2, 7)
-    whole = json.loads(read_message_request(body(), PLAIN_RULES).whole(msgspec.convert(WHOLE, Chunk)))
+    whole = collected(read_message_request(body(), PLAIN_RULES), CHUNKS)
     assert whole["content"] == [
         {"type": "thinking", "thinking": "let me see", "signature": ""},
         TEXT | {"text": "I add"},
@@ -295,13 +444,57 @@ def test_thinking_and_uses_of_tools_are_blocks() -> None:
     assert (whole["stop_reason"], whole["usage"]) == ("tool_use", events[-2]["usage"])
 
 
-def test_a_call_that_is_cut_off_has_no_input() -> None:
-    cut = {"id": "c", "function": {"name": "add", "arguments": '{"a'}}
-    choice = {"message": {"tool_calls": [cut]}, "finish_reason": "length"}
-    answer = msgspec.convert({"choices": [choice]}, Chunk)
-    whole = json.loads(read_message_request(body(), PLAIN_RULES).whole(answer))
-    assert whole["content"] == [used("c", "add", {})]
-    assert whole["stop_reason"] == "max_tokens"
+@pytest.mark.parametrize(
+    ("arguments", "ending", "given", "reason"),
+    [
+        ('{"a', "length", {"INVALID_JSON": '{"a'}, "max_tokens"),
+        ("", "length", {}, "max_tokens"),
+        ('{"a": oops}', "stop", {"INVALID_JSON": '{"a": oops}'}, "tool_use"),
+        ("[1]", "stop", {"INVALID_JSON": "[1]"}, "tool_use"),
+        ("[" * 5000, "stop", {"INVALID_JSON": "[" * 5000}, "tool_use"),
+    ],
+)
+def test_a_call_that_is_spoilt(arguments: str, ending: str, given: dict[str, Any], reason: str) -> None:
+    chunks = [delta(**call(0, "", "c", "add")), delta(**call(0, arguments)), delta(ending)]
+    whole = collected(read_message_request(body(), PLAIN_RULES), chunks)
+    assert (whole["content"], whole["stop_reason"]) == ([used("c", "add", given)], reason)
+    events = streamed(read_message_request(body(stream=True), PLAIN_RULES), chunks)
+    assert events[-2]["delta"]["stop_reason"] == reason
+    assert "".join(e["delta"]["partial_json"] for e in events if "partial_json" in str(e)) == arguments
+
+
+def test_numbers_in_arguments_stay_as_they_are_written() -> None:
+    chunks = [delta(**call(0, '{"a": 1.10e2}', "c", "add")), delta("tool_calls")]
+    translation = read_message_request(body(), PLAIN_RULES)
+    assert collected(translation, chunks)["content"] == [used("c", "add", {"a": 110.0})]
+    assert b'{"a": 1.10e2}' in translation.whole()
+
+
+async def test_text_and_calls_keep_their_order(demo_model: Path, tmp_path: Path) -> None:
+    text = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\nAnd wait.'
+    async with service_and_engine(demo_model, tmp_path, tool_call_parser="hermes") as (service, engine):
+        tokens = service.tokenizer.encode(text, add_special_tokens=False)
+        for stream in (False, True):
+            call_ = Call(make_app(service), MESSAGES, body(tools=[TOOL], max_tokens=99, stream=stream))
+            engine.step(((await engine.receive_add()).request, 0, [*tokens, 2], STOP))
+            await asyncio.wait_for(call_.task, 10)
+            raw = b"".join(call_.parts)
+            if stream:
+                starts = [e["content_block"] for e in read_events(raw) if e["type"] == "content_block_start"]
+                assert [block["type"] for block in starts] == ["text", "tool_use", "text"]
+            else:
+                first, use, last = json.loads(raw)["content"]
+                assert (first["text"], use["input"], last["text"]) == ("I add.", {"a": 1}, "\n\nAnd wait.")
+
+
+async def test_a_whole_answer_that_fails_after_its_first_token(demo_model: Path, tmp_path: Path) -> None:
+    async with service_and_engine(demo_model, tmp_path) as (service, engine):
+        call_ = Call(make_app(service), MESSAGES, body())
+        engine.step(((await engine.receive_add()).request, 0, [504], NONE))
+        await asyncio.sleep(0.05)
+        service.engine.fail_all(engine_dead("it was shot"))
+        answer = await call_.done()
+        assert (call_.status, answer["error"]["type"]) == (503, "overloaded_error")
 
 
 def test_a_stream_without_a_word() -> None:

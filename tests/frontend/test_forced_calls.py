@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from servelite.frontend.errors import APIError
-from servelite.frontend.forced_calls import SplitControls, chat_grammar, functions_of
+from servelite.frontend.forced_calls import CallableFunction, SplitControls, chat_grammar, functions_of
+from servelite.frontend.grammars import compile_check
 from servelite.frontend.parsers.formats import (
     REASONING_FORMAT_NAMES,
     TOOL_FORMAT_NAMES,
@@ -24,6 +26,8 @@ from servelite.frontend.tools import ToolChoice, ToolUse
 from servelite.tokenizer.grammar import GrammarKind, Grammars, grammar_text
 from servelite.tokenizer.model_files import open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.engine.test_grammars import load
+from tests.frontend.field_cases import nested
 from tests.frontend.parsers.samples import read, reasoning_format
 
 WEATHER: dict[str, Any] = {
@@ -78,8 +82,16 @@ def tokenizer(demo_model: Path) -> Tokenizer:
     return load_tokenizer(open_model_files(demo_model))
 
 
+def checked(asked: ToolUse) -> list[CallableFunction]:
+    """The functions, their schemas as the service has them checked."""
+    return [
+        one.following(compile_check(one.grammar, load(), one.place, not one.strict))
+        for one in functions_of(asked)
+    ]
+
+
 def forced(asked: ToolUse, chosen: ChatFormats, split: SplitControls, begin: Begin = Begin.ANYWHERE) -> str:
-    return chat_grammar(functions_of(asked), "", chosen, split, parallel=asked.parallel, begin=begin)
+    return chat_grammar(checked(asked), "", chosen, split, parallel=asked.parallel, begin=begin)
 
 
 def answer_after(answer: str, chosen: ChatFormats, split: SplitControls, *, begin: Begin) -> str:
@@ -197,7 +209,7 @@ def test_a_grammar_begins_where_reasoning_ends(
 
 def test_a_call_or_an_answer_of_a_form(grammars: Grammars, tokenizer: Tokenizer) -> None:
     either = chat_grammar(
-        functions_of(use()),
+        checked(use()),
         grammar_text(GrammarKind.CHOICE, ["yes", "no"]),
         formats("hermes", "qwen3"),
         tokenizer.split_controls,
@@ -227,9 +239,13 @@ def test_only_strict_schemas_have_to_be_enforced(grammars: Grammars, tokenizer: 
 @pytest.mark.parametrize(
     ("form", "schema"),
     [
-        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}),
-        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": ["string", "null"]}}}),
-        ("qwen3_coder", {"type": "object", "properties": {"a": {"$ref": "#/$defs/S"}}, "$defs": {"S": {}}}),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"minimum": 3}}}),
+        (
+            "qwen3_coder",
+            {"type": "object", "properties": {"a": {"type": ["string", "array"], "maxLength": 10_000}}},
+        ),
+        ("qwen3_coder", {"type": "object", "properties": {"a": {"const": "x</parameter>"}}}),
         ("functiongemma", {"type": "object", "properties": {"a": {}}}),
         ("functiongemma", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}),
         ("functiongemma", {"type": "object", "properties": {"a": {"type": "array", "minItems": 1}}}),
@@ -247,6 +263,108 @@ def test_what_a_format_cannot_enforce_is_refused_where_strict(
             assert caught.value.param == "tools[0].function.parameters" and form in caught.value.message
         else:
             grammars.compile(forced(asked, formats(form), tokenizer.split_controls))
+
+
+UNIONS: list[dict[str, Any]] = [
+    {"type": ["string", "null"], "maxLength": 4},
+    {"type": ["string", "integer"], "minimum": 3, "maximum": 9, "minLength": 2, "maxLength": 4},
+    {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "number"}, {"type": "boolean"}], "title": "A"},
+    {"anyOf": [{"$ref": "#/$defs/point"}, {"type": "string", "maxLength": 3}, {"type": "null"}]},
+    {"anyOf": [{"$ref": "#/$defs/colour"}, {"type": "array", "items": {"$ref": "#/$defs/colour"}}]},
+    {"enum": ["red", "3", 3, None, "null", True]},
+    {"$ref": "#/$defs/colour"},
+    {"type": "string", "minLength": 1, "maxLength": 3},
+    {"$ref": "#/properties/b"},
+    {"oneOf": [{"$ref": "#/$defs/point"}, {"$ref": "#/$defs/line"}]},
+    {"anyOf": [False, {"type": "boolean"}, {"enum": [1, 2, 3, 4, 5]}]},
+    {"type": "string", "maxLength": 2**40, "enum": ["a", "b"]},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 2**40, "const": "a"}]},
+]
+DEFS: dict[str, Any] = {
+    "point": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+    | {"additionalProperties": False},
+    "line": {"type": "object", "properties": {"z": {"enum": [3]}, "x": {"enum": [4]}}, "required": ["x"]}
+    | {"additionalProperties": False},
+    "colour": {"type": "string", "enum": ["red", "7", "blue"]},
+}
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "functiongemma", "gemma4", "pythonic", "hermes"])
+@pytest.mark.parametrize("schema", UNIONS)
+def test_a_value_of_several_types(form: str, schema: Any, grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """It is enforced where values have no quotes that JSON knows, strict or not."""
+    jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
+    whole = {
+        "type": "object",
+        "properties": {"b": {"type": ["string", "boolean"], "maxLength": 2}, "a": schema, "c": False},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+        "$defs": DEFS,
+    }
+    for strict in (True, False):
+        asked = ToolUse((tool("f", whole, strict=strict),), ToolChoice("required"), parallel=False)
+        grammar = forced(asked, formats(form), tokenizer.split_controls)
+        seen = set()
+        for seed in range(6 if strict else 1):
+            text = drawn(grammars, tokenizer, grammar, seed)
+            ((_, arguments),) = read([text], form, rules=CallRules({"f": whole})).parsed
+            jsonschema.Draft202012Validator(whole).validate(arguments)
+            seen.add(json.dumps(arguments["a"]))
+        assert len(seen) > 1 or not strict
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "functiongemma", "gemma4"])
+def test_the_length_of_a_text_is_cheap_to_enforce(
+    form: str, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    """Together with what the text may not hold or be, large ones took seconds, or more than is allowed."""
+    for one in ({"type": "string"}, {"type": ["string", "null", "number"]}):
+        for lengths in ({"maxLength": 10_000}, {"maxLength": 2**40}, {"minLength": 900, "maxLength": 5000}):
+            schema = {"type": "object", "properties": {"a": one | lengths}, "required": ["a"]}
+            asked = ToolUse((tool("f", schema, strict=True),), ToolChoice("required"))
+            began = time.thread_time()
+            grammars.compile(forced(asked, formats(form), tokenizer.split_controls))
+            assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "functiongemma"])
+def test_arguments_that_are_a_reference(form: str, grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """As of a model that is a part of itself; a required property that is not declared is written too."""
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}
+    node |= {"required": ["next", "z"], "additionalProperties": {"type": "boolean"}}
+    schema = {"$ref": "#/$defs/N", "$defs": {"N": node}}
+    asked = ToolUse((tool("f", schema, strict=form != "functiongemma"),), ToolChoice("required"))
+    text = drawn(grammars, tokenizer, forced(asked, formats(form), tokenizer.split_controls), 1)
+    ((_, arguments),) = read([text], form, rules=CallRules({"f": schema})).parsed[:1]
+    assert {"next", "z"} == set(arguments) and arguments["z"] in (True, False)
+
+
+def test_what_a_value_cannot_be_enforced_by_is_left_out(tokenizer: Tokenizer) -> None:
+    """Of a schema that is not strict; the rest of it is followed."""
+    properties = {
+        "look": {"type": "string", "pattern": "^(?=a)b", "maxLength": 3},
+        "remote": {"$ref": "https://example.com/x"},
+        "overlapping": {"type": "object", "patternProperties": {"^a": {"type": "null"}, "b$": {}}},
+        "alike": {"oneOf": [{"type": "integer", "minimum": 2}, {"type": "integer", "maximum": 7}]},
+        "large": {"type": "integer", "minimum": 1e30},
+        "long": {"type": "array", "items": {"type": "string", "pattern": "x{20000}"}, "maxItems": 2},
+        "deep": {"items": nested(55)},
+        "odd": {"type": "strange", "enum": [1]},
+        "kept": {"type": "boolean"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["kept"], "additionalProperties": False}
+    (function,) = checked(ToolUse((tool("f", schema),), ToolChoice("required")))
+    made = function.schema["properties"]
+    assert made["look"] == {"type": "string", "maxLength": 3} and made["remote"] == {}
+    assert made["overlapping"] == {"type": "object"} and made["odd"] == {"enum": [1]}
+    assert "anyOf" in made["alike"] and made["large"] == {"type": "integer"}
+    assert made["long"] == {"type": "array", "items": {"type": "string"}, "maxItems": 2}
+    assert made["kept"] == {"type": "boolean"} and function.schema["required"] == ["kept"]
+    for name in ("look", "remote", "overlapping", "alike", "large", "long", "deep", "odd"):
+        only = {"type": "object", "properties": {name: properties[name]}}
+        with pytest.raises(APIError) as caught:
+            checked(ToolUse((tool("f", only, strict=True),), ToolChoice("required")))
+        assert caught.value.param == "tools[0].function.parameters"
 
 
 @pytest.mark.parametrize(("form", "key"), [("pythonic", "a-b"), ("qwen3_coder", "a b"), ("gemma4", "a:{")])

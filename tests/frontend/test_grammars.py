@@ -23,18 +23,23 @@ from servelite.frontend.grammars import (
     read_structured_outputs,
 )
 from servelite.frontend.protocol import read_chat
+from servelite.frontend.repetitions import MAX_RUN
 from servelite.frontend.schema_keywords import (
     ANNOTATIONS,
     DRAFTS,
     ENFORCED,
     FORMATS,
     MAX_DEPTH,
+    MAX_JSON_DEPTH,
+    MAX_NUMBER,
     MAX_PATTERN_PROPERTIES,
     MAX_PROPERTIES,
+    MAX_SUBSCHEMAS,
     REFUSED,
-    check_schema,
+    enforceable,
 )
 from servelite.ipc.masks import unpack_bits
+from servelite.tokenizer.compile_thread import compile_thread
 from servelite.tokenizer.grammar import GrammarError, GrammarKind, Grammars, grammar_text, json_rule
 from tests.engine.test_grammars import END, PIECES, Bytes, load
 from tests.frontend.field_cases import nested
@@ -73,6 +78,19 @@ KEYWORDS = [
     *("description", "default", "deprecated", "readOnly", "writeOnly", "examples", "format"),
     *("contentEncoding", "contentMediaType", "contentSchema"),
 ]
+
+TAGGED: dict[str, Any] = {
+    "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}],
+    "$defs": {
+        name: {
+            "type": "object",
+            "properties": {"kind": {"const": name}, "x": kind},
+            "additionalProperties": False,
+        }
+        for name, kind in (("a", INTEGER), ("b", {"type": "boolean"}))
+    },
+}
+"""As pydantic writes it: the property that tells branches apart may be left out, as it has a default."""
 
 SCHEMAS: dict[str, list[Any]] = {
     "type": [INTEGER, {"type": ["integer", "null"]}, {"type": "number"}, {"type": "boolean"}],
@@ -114,7 +132,8 @@ SCHEMAS: dict[str, list[Any]] = {
     ],
     "allOf": [{"allOf": [INTEGER, {"minimum": 4}]}],
     "anyOf": [{"anyOf": [{"minimum": 5}, {"maximum": 1}], "type": "integer"}],
-    "oneOf": [{"oneOf": [INTEGER, STRING]}],
+    "oneOf": [{"oneOf": [INTEGER, STRING]}, TAGGED],
+    "discriminator": [TAGGED | {"discriminator": {"propertyName": "kind", "mapping": {"b": "#/$defs/b"}}}],
     "$ref": [
         {"$ref": "#/$defs/a", "minimum": 5, "$defs": {"a": INTEGER}},
         {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
@@ -169,13 +188,13 @@ _CLOSING = {b'"', b"}", b"]"}
 
 def place_of(schema: Any) -> str:
     with pytest.raises(APIError) as caught:
-        check_schema(schema, "f")
+        enforceable(schema, "f")
     assert caught.value.status == 400 and caught.value.param == "f"
     return caught.value.message
 
 
 def test_every_keyword_has_its_place_in_the_table() -> None:
-    assert sorted(KEYWORDS) == sorted([*ENFORCED, *ANNOTATIONS, *REFUSED])
+    assert sorted([*KEYWORDS, "discriminator"]) == sorted([*ENFORCED, *ANNOTATIONS, *REFUSED])
     assert sorted(SCHEMAS) == sorted(ENFORCED)
 
 
@@ -185,8 +204,7 @@ def test_an_enforced_keyword(keyword: str) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     for schema in SCHEMAS[keyword]:
         assert keyword in json.dumps(schema)
-        grammar = grammar_text(GrammarKind.JSON_SCHEMA, schema)
-        compile_check(grammar, load(), "f")
+        grammar = compile_check(grammar_text(GrammarKind.JSON_SCHEMA, schema), load(), "f")
         validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
         texts = [text for seed in range(12) if (text := text_by(grammar, seed)) is not None]
         assert texts or keyword == "format"
@@ -210,8 +228,8 @@ def test_a_keyword_that_is_not_enforced_is_named_with_its_place(keyword: str) ->
 
 
 def test_words_are_keywords_only_where_a_schema_stands() -> None:
-    check_schema({"enum": [{"not": 1}], "const": {"if": 2}, "properties": {"contains": INTEGER}}, "f")
-    check_schema({"default": {"not": 1}, "examples": [{"then": 1}], "description": "else"}, "f")
+    enforceable({"enum": [{"not": 1}], "const": {"if": 2}, "properties": {"contains": INTEGER}}, "f")
+    enforceable({"default": {"not": 1}, "examples": [{"then": 1}], "description": "else"}, "f")
 
 
 def test_annotations_ask_nothing() -> None:
@@ -233,6 +251,32 @@ def test_annotations_ask_nothing() -> None:
         ({"multipleOf": 999983}, "multipleOf"),
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.991}]}, "multipleOf"),
         ({"multipleOf": 1e300}, "multipleOf"),
+        ({"items": {"multipleOf": 0}}, "f.items.multipleOf is 0; it must be above 0"),
+        (
+            {"type": "integer", "minimum": 1e30},
+            "f.minimum is 1e+30; bounds are enforced from -9007199254740991",
+        ),
+        ({"exclusiveMaximum": -(2**63)}, "f.exclusiveMaximum is -9223372036854775808"),
+        ({"minimum": 5e-324}, "f.minimum is 5e-324"),
+        ({"const": 2**53}, "f.const has the number 9007199254740992"),
+        ({"const": -(2**63)}, "f.const has the number"),
+        ({"enum": [1, {"a": [1e20]}]}, "f.enum has the number 1e+20"),
+        ({"minItems": 2**31}, "f.minItems is 2147483648; the limit is 2147483647"),
+        ({"maxLength": -1}, "f.maxLength is -1; it must be a whole number"),
+        ({"maxLength": 1.5}, "f.maxLength is 1.5"),
+        ({"required": ["a", 1]}, "f.required is ['a', 1]; it must be a list of strings"),
+        ({"items": {"pattern": "^(?!a)b"}}, "f.items.pattern is '^(?!a)b': look-around"),
+        ({"pattern": r"(a)\\\1"}, "back-references"),
+        ({"patternProperties": {"(?<=a)b": {}}}, "f.patternProperties is '(?<=a)b'"),
+        ({"pattern": r"^a\b"}, "f.pattern is '^a\\\\b': look-around"),
+        ({"anyOf": []}, "f.anyOf is []; it must be a list of one schema or more"),
+        ({"type": ["string", "float"]}, "f.type is ['string', 'float']"),
+        ({"exclusiveMinimum": True}, "f.exclusiveMinimum is true; it must be a number"),
+        ({"pattern": "x{20000}"}, "f.pattern is 'x{20000}', which leaves no choice for 20000 characters"),
+        ({"const": {"a": "x" * 10_001}}, "f.const has a text of 10001 characters; the limit is 10000"),
+        ({"properties": {"x" * 10_001: {}}}, "f.properties has a text of 10001 characters"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "f.properties.a.$ref is '#/$defs/b', which is not in"),
+        ({"items": [{"anyOf": [INTEGER] * MAX_SUBSCHEMAS}]}, f"more than {MAX_SUBSCHEMAS} schemas"),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1}, "f.$schema is 'http:"),
         ({"items": {"minProperties": 2}}, "f.items: the keyword 'minProperties' is not enforced above 1"),
         ({"required": ["a", "a"], "minProperties": 3}, "'minProperties' is not enforced above 2"),
@@ -254,14 +298,83 @@ def test_a_schema_out_of_bounds(schema: Any, named: str) -> None:
     assert named in place_of(schema)
 
 
+def test_what_is_enforced_of_a_keyword_that_asks_for_less_than_can_be() -> None:
+    """A bound that is wider than what is written at all, as of 64-bit integers; a count as a float."""
+    wide = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1, "exclusiveMaximum": 1e300}
+    made = {"type": "integer", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER, "exclusiveMaximum": MAX_NUMBER}
+    assert enforceable(wide, "f") == made
+    compile_check(grammar_text(GrammarKind.JSON_SCHEMA, wide), load(), "f")
+    text = {"type": "string", "minLength": 2.0, "maxLength": 2**40, "default": 2**70}
+    assert enforceable(text, "f") == {"type": "string", "minLength": 2, "maxLength": 2**31 - 1}
+    free = {"type": "string", "pattern": r"^[(?=x](?P<n>a)(?<m>b)\\\\1$"}
+    assert enforceable(free, "f") == free
+    compile_check(grammar_text(GrammarKind.JSON_SCHEMA, free), load(), "f")
+    old = {"$schema": DRAFTS[2], "items": [INTEGER], "additionalItems": STRING}
+    assert enforceable(old, "f") == {"prefixItems": [INTEGER], "items": STRING}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "run"),
+    [
+        (GrammarKind.REGEX, "x{100000}", 100_000),
+        (GrammarKind.REGEX, "(?:hello world){1000}", 11_000),
+        (GrammarKind.REGEX, "a|((?P<n>ab){10}c{0,9}){5}(y{110}){100}", 11_020),
+        (GrammarKind.LARK, 'start: "x"{20000}', 20_000),
+        (GrammarKind.LARK, 'start: a "y"\na: B{100}\nB: /x{200}/ "z"?\n', 0),
+        (GrammarKind.LARK, 'start: a "y" | "z"\na: B ~ 100\nB: /x{200}/\n', 20_001),
+        (GrammarKind.REGEX, "[a-z]{100000}", 0),
+        (GrammarKind.REGEX, r"(\d|x){100000}", 0),
+        (GrammarKind.REGEX, r"x{0,100000}\{{9000}(\.|\p{L}){100000}", 0),
+        (GrammarKind.LARK, 'start: a{0,50000}\na: "x" /[0-9]/{50000}', 0),
+    ],
+)
+def test_a_run_without_a_choice_is_bounded(kind: GrammarKind, value: str, run: int) -> None:
+    """All streams would wait for its masks; what has a choice in each turn is as fast as one turn."""
+    grammar = grammar_text(kind, value)
+    if not run:
+        compile_check(grammar, load(), "f")
+        return
+    with pytest.raises(APIError) as caught:
+        compile_check(grammar, load(), "f")
+    assert caught.value.message == f"f leaves no choice for {run} characters on end; the limit is {MAX_RUN}"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        grammar_text(
+            GrammarKind.JSON_SCHEMA,
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {
+                    **{str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(4000)},
+                    "4000": INTEGER,
+                },
+            },
+        ),
+        grammar_text(
+            GrammarKind.LARK, "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(6000)) + 'r6000: "a"'
+        ),
+    ],
+    ids=["references", "rules"],
+)
+def test_a_chain_does_not_end_the_process(grammar: str) -> None:
+    """The compiler follows it by recursion: on the usual stack that is a segmentation fault."""
+    pool = compile_thread("test")
+    pool.submit(compile_check, grammar, load(), "f").result()
+    pool.shutdown()
+
+
 def test_depth_is_bounded_without_recursion() -> None:
     schema: dict[str, Any] = INTEGER
     for depth in range(100_000):
         if depth == MAX_DEPTH - 1:
-            check_schema(schema, "f")
+            enforceable(schema, "f")
             compile_check(grammar_text(GrammarKind.JSON_SCHEMA, schema), load(), "f")
         schema = {"items": schema}
-    assert str(MAX_DEPTH) in place_of(schema)
+        if depth == MAX_DEPTH:
+            assert str(MAX_DEPTH) in place_of(schema)
+    assert str(MAX_JSON_DEPTH) in place_of(schema)
     with pytest.raises(APIError, match="deep"):
         read_structured_outputs("s", {"json": nested(5000)})
 
@@ -278,7 +391,6 @@ def test_depth_is_bounded_without_recursion() -> None:
                 {"$ref": "http://example.com/schema"},
                 {"$ref": "#"},
                 STRING | {"pattern": "([a-z"},
-                STRING | {"pattern": "^(?=a)b"},
                 STRING | {"pattern": "(" * 20_000 + ")" * 20_000},
                 {"enum": []},
                 {"type": "object", "required": "a"},
@@ -299,7 +411,24 @@ def test_a_grammar_that_cannot_be_used(grammar: str) -> None:
         compile_check(grammar, load(), "f")
     error = caught.value
     assert (error.status, error.param, error.code) == (400, "f", "invalid_grammar")
-    assert error.message.startswith("f: ") and "\n" not in error.message and len(error.message) < 400
+    assert error.message[:2] in ("f:", "f.") and "\n" not in error.message and len(error.message) < 400
+
+
+def test_the_librarys_own_failures_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it panics with speaks of its source; what it says of a grammar is told."""
+    panic = "panic: index out of bounds at parser/src/earley/parser.rs:12\n   0: rust_begin_unwind\n"
+
+    class Failed:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        grammar_from_regex = staticmethod(lambda text: text)
+        is_error = staticmethod(lambda: True)
+        get_error = staticmethod(lambda: panic)
+
+    monkeypatch.setattr("servelite.tokenizer.grammar.llguidance.LLMatcher", Failed)
+    with pytest.raises(APIError) as caught:
+        compile_check(grammar_text(GrammarKind.REGEX, "a"), load(), "f")
+    assert caught.value.message == "f: the grammar library cannot follow it"
 
 
 def test_what_a_client_asks_for_becomes_a_grammar() -> None:

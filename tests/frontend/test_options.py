@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from servelite.frontend.app import make_app
+from servelite.frontend.protocol import RENDER_PATH
 from servelite.ipc.messages import unpack
 from servelite.tokenizer.block_hashes import block_hashes
 from tests.frontend.asgi import Call
@@ -207,8 +208,13 @@ async def test_unknown_fields_may_be_warned_of(
     async with service_and_engine(demo_model, tmp_path, unknown_fields="warn") as (service, engine):
         for _ in range(2):
             await finish(engine, Call(make_app(service), COMPLETIONS, completion(odd_one=1)))
-        assert [r.message for r in caplog.records if "odd_one" in r.message] == [
-            "a request has the unknown field 'odd_one': it is ignored"
+        messages = [{"role": "user", "content": "x", "odd_two": i} for i in range(3)]
+        body = {"model": "demo", "messages": messages[:1] + messages}
+        for _ in range(2):
+            await Call(make_app(service), RENDER_PATH, body).done()
+        assert [r.message for r in caplog.records if "unknown" in r.message] == [
+            "a request has the unknown field 'odd_one': it is ignored",
+            "a request has the unknown field 'messages[0].odd_two': it is ignored",
         ]
 
 

@@ -215,6 +215,15 @@ def test_messages_are_read() -> None:
     ]
 
 
+def test_variables_for_the_chat_template() -> None:
+    kwargs = read_chat(
+        chat(verbosity="low", reasoning_effort="none", chat_template_kwargs={"a": 1})
+    ).template.kwargs
+    assert kwargs == {"verbosity": "low", "reasoning_effort": "none", "enable_thinking": False, "a": 1}
+    for name, other in (("verbosity", "high"), ("reasoning_effort", "minimal")):
+        assert refusal(chat(**{name: "low", "chat_template_kwargs": {name: other}})).param == name
+
+
 def test_max_tokens_has_two_names() -> None:
     for fields in (
         {"max_tokens": 7},
@@ -223,6 +232,22 @@ def test_max_tokens_has_two_names() -> None:
         {"max_tokens": 5, "max_completion_tokens": 7},
     ):
         assert read_chat(chat(**fields)).sampling.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1e30, "seed is 1e+30; it must be between -9223372036854775808 and 9223372036854775807"),
+        (float(1 << 63), "seed is 9.223372036854776e+18; it must be between"),
+        (10**400, "seed is 1000000000"),
+        (True, "seed must be an integer, not true"),
+        (1.5, "seed must be an integer, not 1.5"),
+        ([None], "seed must be an integer, not [None]"),
+    ],
+)
+def test_a_number_that_is_no_such_integer_is_told_as_it_came(value: Any, said: str) -> None:
+    assert refusal(chat(seed=value)).message.startswith(said)
+    assert read_chat(chat(seed=1.0)).sampling.seed == 1
 
 
 def test_the_body_must_be_an_object() -> None:

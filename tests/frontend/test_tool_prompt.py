@@ -113,7 +113,7 @@ def test_messages_of_every_role() -> None:
         ({"role": "assistant", "tool_calls": [1]}, "m[0].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "m[0].tool_calls[0].function.name"),
         (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]},
             "m[0].tool_calls[0].function.arguments",
         ),
         (

@@ -12,11 +12,15 @@ from servelite.frontend.tools import MAX_TOOLS
 
 SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FLAT: Final = {"type": "function", "name": "add", "parameters": SCHEMA, "strict": True}
+CUSTOM: Final = {"type": "custom", "name": "patch"}
+GRAMMAR: Final = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
 TOOL: Final = {"name": "add", "description": "adds", "input_schema": SCHEMA}
 CALL: Final = {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT: Final = {"type": "function_call_output", "call_id": "c", "output": "2"}
+CUSTOM_CALL: Final = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"}
 USE: Final = {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}
 RESULT: Final = {"type": "tool_result", "tool_use_id": "c", "content": "2"}
+DOCUMENT: Final = {"type": "text", "media_type": "text/plain", "data": "d"}
 NOT_LISTS: Final[tuple[Any, ...]] = (1, True, {}, [])
 
 
@@ -43,6 +47,13 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
                 CALL,
                 OUTPUT | {"output": [text("2", "input_text")]},
             ],
+            [
+                {"type": "reasoning", "summary": [], "content": [text("hm")], "encrypted_content": None},
+                CALL | {"parsed_arguments": {"a": 1}, "namespace": "n", "caller": {"type": "direct"}},
+                CUSTOM_CALL,
+                CUSTOM_CALL | {"type": "custom_tool_call_output", "input": None, "output": "done"},
+            ],
+            [{"role": "assistant", "content": [text("1", "output_text") | {"parsed": 1, "annotations": []}]}],
             [{"role": "assistant", "content": "a", "phase": "commentary"}, user(text(kind="input_text"))],
             [{"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
             [{"role": "user", "content": "hi"}] * MAX_MESSAGES,
@@ -57,10 +68,19 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
             [{"role": "user", "content": "x", "phase": "odd"}],
             [{"role": "user", "content": "x", "odd": 1}],
             [user({"type": "input_image", "image_url": "data:"})],
+            [user({"type": "input_file", "file_id": "f"})],
             [user({"type": "input_nothing"})],
             [user(text(1, "input_text"))],
             [{"type": "odd"}],
             [{"type": "item_reference", "id": "x"}],
+            [{"type": "local_shell_call", "call_id": "c", "action": {"type": "exec"}}],
+            [{"type": "local_shell_call_output", "id": "c", "output": "x"}],
+            [{"type": "web_search_call", "id": "w", "status": "completed"}],
+            [{"type": "compaction", "encrypted_content": "x"}],
+            [{"type": "additional_tools", "role": "developer", "tools": []}],
+            [CUSTOM_CALL | {"input": {}}],
+            [CUSTOM_CALL | {"name": None}],
+            [CALL | {"namespace": 1}],
             [CALL | {"arguments": {}}],
             [CALL | {"call_id": None}],
             [CALL | {"name": None}],
@@ -70,12 +90,26 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
         ),
     ),
     ("responses", "tools"): (
-        ([], [FLAT], [{"type": "function", "name": "f"}]),
+        (
+            [],
+            [FLAT],
+            [{"type": "function", "name": "f"}],
+            [
+                FLAT
+                | {"defer_loading": True, "allowed_callers": ["direct"], "output_schema": {}, "async": False}
+            ],
+            [CUSTOM, CUSTOM | {"name": "c", "description": "x", "format": {"type": "text"}}],
+            [FLAT, {"type": "namespace", "name": "n", "description": "x", "tools": [FLAT, CUSTOM]}],
+        ),
         (
             1,
             {},
             [1],
             [{"type": "web_search"}],
+            [CUSTOM | {"format": GRAMMAR}],
+            [CUSTOM | {"parameters": SCHEMA}],
+            [{"type": "namespace", "name": "n"}],
+            [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}],
             [FLAT | {"odd": 1}],
             [FLAT | {"name": ""}],
             [FLAT, FLAT],
@@ -83,12 +117,21 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
         ),
     ),
     ("responses", "tool_choice"): (
-        ("none", "auto", "required", {"type": "function", "name": "add"}),
-        ("odd", 1, [], {}, {"type": "function"}, {"type": "function", "name": "nope"}, {"type": "mcp"}),
+        (
+            *("none", "auto", "required", {"type": "function", "name": "add"}),
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
+        ),
+        (
+            *("odd", 1, [], {}, {"type": "function"}, {"type": "function", "name": "nope"}, {"type": "mcp"}),
+            *({"type": "custom", "name": "add"}, {"type": "allowed_tools"}),
+            {"type": "allowed_tools", "mode": "odd", "tools": []},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "nope"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "x"}]},
+        ),
     ),
     ("responses", "include"): (
-        ([], [LOGPROBS], ["reasoning.encrypted_content"]),
-        (1, "x", {}, ["file_search_call.results"], [1], [[]], [LOGPROBS] * 17),
+        ([], [LOGPROBS], ["reasoning.encrypted_content", "file_search_call.results"]),
+        (1, "x", {}, ["odd"], [1], [[]], [LOGPROBS] * 17),
     ),
     ("responses", "format"): (
         ({"type": "text"},),
@@ -103,6 +146,9 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
                 user(text()),
                 {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, text()]},
             ],
+            [user(text()), {"role": "system", "content": [text()], "clear_at": "never"}],
+            [user({"type": "document", "source": DOCUMENT})],
+            [user(RESULT | {"content": [text(), {"type": "tool_reference", "tool_name": "add"}]})],
             [{"role": "user", "content": "hi"}] * MAX_MESSAGES,
         ),
         (
@@ -116,6 +162,11 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
             [{"role": "user", "content": "x", "odd": 1}],
             [user(1)],
             [user({"type": "image", "source": {}})],
+            [user({"type": "document", "source": {"type": "base64", "data": ""}})],
+            [user({"type": "document", "source": DOCUMENT, "citations": {"enabled": True}})],
+            [user(RESULT | {"content": [{"type": "image", "source": {}}]})],
+            [user(RESULT | {"is_error": 1})],
+            [user(text()), {"role": "system", "content": "x", "clear_at": "odd"}],
             [user(USE)],
             [user(text(1))],
             [user(text() | {"odd": 1})],
@@ -131,7 +182,12 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
         (1, {}, [1], [{"type": "image"}], [text(1)]),
     ),
     ("messages", "tools"): (
-        ([], [TOOL], [TOOL | {"type": "custom", "strict": True, "cache_control": {}}]),
+        (
+            [],
+            [TOOL | {"name": "n" * 128}],
+            [TOOL | {"type": "custom", "strict": True, "cache_control": {}, "defer_loading": True}],
+            [TOOL | {"allowed_callers": ["direct"], "input_examples": [{"a": 1}], "strict": None}],
+        ),
         (
             1,
             {},
@@ -157,13 +213,28 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
         ),
     ),
     ("messages", "thinking"): (
-        ({"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}),
+        (
+            {"type": "disabled"},
+            {"type": "enabled", "budget_tokens": 1024, "display": "summarized"},
+            {"type": "adaptive", "display": "omitted", "block_binding": {}},
+        ),
         (
             *(1, [], {}, {"type": "odd"}, {"type": "enabled", "budget_tokens": 1023}),
-            *({"type": "enabled", "budget_tokens": True}, {"type": "adaptive", "display": "omitted"}),
+            *({"type": "enabled", "budget_tokens": True}, {"type": "adaptive", "display": "odd"}),
         ),
     ),
-    ("messages", "format"): ((), (1, [], {}, {"type": "text"}, {"type": "json_schema", "schema": 1})),
+    ("messages", "format"): (
+        ({"type": "json_schema", "schema": SCHEMA},),
+        (1, [], {}, {"type": "text"}, {"type": "json_schema", "schema": 1}),
+    ),
+    ("messages", "edits"): (
+        (
+            [],
+            [{"type": "clear_thinking_20251015", "keep": "all"}],
+            [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 3}}],
+        ),
+        (1, "x", {}, [1], [{"type": "compact_20260112"}], [{"type": "clear_thinking_20251015", "odd": 1}]),
+    ),
 }
 """By the API and the field's name: values that are taken, values that are refused."""
 

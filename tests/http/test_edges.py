@@ -86,7 +86,7 @@ def test_a_certificate_of_no_use(tmp_path: Path, files: tuple[Path, Path]) -> No
         (text, keyfile, "no certificate in PEM"),
         (certfile, text, "no certificate in PEM"),
         (certfile, certificate(other)[1], "key values mismatch"),
-        (certfile, None, "no certificate in PEM"),
+        (certfile, None, "given with --ssl-keyfile"),
         (locked_cert, locked_key, "encrypted"),
         (tmp_path, keyfile, "Is a directory"),
     ):

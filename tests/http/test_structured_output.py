@@ -57,6 +57,26 @@ def text(server: Server, body: dict[str, Any]) -> str:
     return content
 
 
+def test_no_grammar_ends_a_process_or_holds_it_up(server: Server) -> None:
+    """A bound at the end of 64 bits, and long chains: each was a segmentation fault of both processes."""
+    names = {
+        **{str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(3000)},
+        "3000": {"type": "integer"},
+    }
+    rules = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(5000)) + 'r5000: "a"'
+    for fields, status in (
+        ({"response_format": form({"const": -(2**63)})}, 400),
+        ({"response_format": form({"$ref": "#/$defs/0", "$defs": names})}, 200),
+        ({"structured_outputs": {"grammar": rules}}, 200),
+        ({"structured_outputs": {"regex": "x{100000}"}}, 400),
+        ({"structured_outputs": {"regex": "[a-z]{100000}"}}, 200),
+    ):
+        found, answer = server.post(CHAT, ask(**fields) | {"max_tokens": 20})
+        assert found == status, answer
+        if status == 400:
+            assert answer["error"]["param"].startswith(next(iter(fields)))
+
+
 async def streamed(port: int, body: dict[str, Any]) -> list[str]:
     """The deltas of an answer, each of them whole characters."""
     async with connected(port) as connection:

@@ -11,10 +11,12 @@ from servelite.frontend.anthropic.messages import (
     read_system,
 )
 from servelite.frontend.anthropic.tools import (
+    EDITS_SCHEMA,
     FORMAT_SCHEMA,
     THINKING_SCHEMA,
     TOOL_CHOICE_SCHEMA,
     TOOLS_SCHEMA,
+    read_edits,
     read_output_format,
     read_thinking,
     read_tool_choice,
@@ -47,15 +49,29 @@ PASSED_ON: Final = tuple(
 """Fields that mean here what they mean in a chat."""
 
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_FORMAT = Custom(read_output_format, "object with type and schema", FORMAT_SCHEMA)
 _OUTPUT = (
     Field("effort", OneOf(EFFORTS), None, "a chat's `reasoning_effort`; `max`: `xhigh`"),
+    Field("format", _FORMAT, None, "a JSON schema"),
+)
+
+_EDITS = (
     Field(
-        "format",
-        Custom(read_output_format, "object with type and schema", FORMAT_SCHEMA),
+        "edits",
+        Custom(read_edits, "list of edits that clear thinking or tool uses", EDITS_SCHEMA),
         None,
-        "a JSON schema",
+        "what may be left out of the prompt",
     ),
 )
+_HARMLESS: Final = (
+    "service_tier",
+    "inference_geo",
+    "diagnostics",
+    "billing_policy",
+    "fallbacks",
+    "fallback_credit_token",
+)
+"""They ask nothing of the answer: where it is made, what it costs, who else would give one."""
 
 COUNT_FIELDS: Final = (
     Field("model", String(512), REQUIRED, "a name that `/v1/models` lists"),
@@ -95,8 +111,12 @@ COUNT_FIELDS: Final = (
         None,
         "`effort`: how much to think; `format`: the answer's JSON schema",
     ),
+    Field("output_format", _FORMAT, None, "the older name of `output_config.format`, which wins"),
     Field("chat_template_kwargs", JSONObject(32), None, "more variables for the chat template"),
     Field("cache_control", Harmless(), None, "accepted: every prompt is cached"),
+    Field("context_management", Object(_EDITS), None, "accepted, without effect: nothing is cleared"),
+    Field("mcp_servers", Only(([],)), None, "none is called from here"),
+    Field("speed", Only(("standard",)), None, "there is one"),
 )
 
 MESSAGES_FIELDS: Final = (
@@ -106,9 +126,9 @@ MESSAGES_FIELDS: Final = (
     Field("stop_sequences", Strings(MAX_STOPS, MAX_STOP_CHARS), (), "texts that end the answer, left out"),
     Field("stream", Boolean(), False, "send events as the answer comes"),
     Field("metadata", Harmless(), None, "accepted, without effect"),
-    Field("service_tier", Harmless(), None, "accepted, without effect"),
+    *(Field(name, Harmless(), None, "accepted, without effect") for name in _HARMLESS),
     Field("container", Refused("there are none"), None, ""),
     # By this code Anthropic's SDK knows to send the whole conversation instead.
     Field("thread", Refused("nothing is stored: send all messages", "thread_unsupported_request"), None, ""),
-    Field("mcp_servers", Only(([],)), None, "none is called from here"),
+    Field("compaction", Refused("the conversation is the client's to shorten"), None, ""),
 )

@@ -2,155 +2,161 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
+from servelite.frontend.anthropic.tagged import ANY, Fields, Tagged
 from servelite.frontend.errors import bad_request
-from servelite.frontend.fields import String, check_names, shown
+from servelite.frontend.fields import Boolean, JSONObject, OneOf, Only, Schema, String, shown
 from servelite.frontend.prompts import MAX_MESSAGES
 from servelite.frontend.shapes import Items, asked
 
 ChatMessage = dict[str, Any]
-_ROLES: Final = ("user", "assistant")
-_BLOCKS: Final = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
-}
-_FIELDS: Final = {
-    "text": ("text", "citations"),
-    "tool_use": ("id", "name", "input", "caller"),
-    "tool_result": ("tool_use_id", "content", "is_error"),
-    "thinking": ("thinking", "signature"),
-    "redacted_thinking": ("data",),
-}
-"""What a block of a type may have, beside `type` and `cache_control` (every prompt is cached)."""
-_ID: Final = String(256)
+_BILLING: Final = "x-anthropic-billing-header:"
+_ID: Final = String(256)  # or a name
+_TEXT: Final = String(1 << 24)
+_CACHED: Final[Fields] = {"cache_control?": ANY}  # every prompt is
 
-_TEXT: Final = {"type": "text", "text": str, "citations?": Any, "cache_control?": Any}
-_TEXTS: Final = (str, [_TEXT])
-_RESULT: Final = {
-    "type": "tool_result",
-    "tool_use_id": _ID,
-    "content?": _TEXTS,
-    "is_error?": Any,
-    "cache_control?": Any,
+
+@dataclass(frozen=True)
+class _Content:
+    """A text or a list of blocks, read as a list of blocks."""
+
+    blocks: Tagged
+
+    def read(self, path: str, value: Any) -> list[dict[str, Any]]:
+        if isinstance(value, str):
+            return [{"type": "text", "text": value}]
+        if not isinstance(value, list):
+            raise bad_request(f"{path} must be a string or a list of blocks, not {shown(value)}", path)
+        return [self.blocks.read(f"{path}[{i}]", block) for i, block in enumerate(value)]
+
+    def describe(self) -> str:
+        return "string, or list of blocks"
+
+    def schema(self) -> Schema:
+        return asked((str, [self.blocks]))
+
+
+_TEXT_BLOCK: Final[Fields] = _CACHED | {"text": _TEXT, "citations?": ANY}
+_TEXTS: Final = _Content(Tagged("type", {"text": _TEXT_BLOCK}))
+_SOURCE: Final = Tagged(
+    "type",
+    {"text": {"media_type?": OneOf(("text/plain",)), "data": _TEXT}, "content": {"content": _TEXTS}},
+)
+_QUOTED: Final[Fields] = _CACHED | {"citations?": Only(({"enabled": False},))}  # nothing is quoted
+_PLAIN: Final[dict[str, Fields]] = {
+    "text": _TEXT_BLOCK,
+    "document": _QUOTED | {"source": _SOURCE, "title?": _TEXT, "context?": _TEXT},
+    "search_result": _QUOTED | {"content": _TEXTS, "source": _TEXT, "title": _TEXT},
+    "tool_reference": _CACHED | {"tool_name": _TEXT},
 }
-_OF_ASSISTANT: Final = (
-    _TEXT,
-    {"type": "tool_use", "id": _ID, "name": str, "input": dict, "caller?": Any, "cache_control?": Any},
-    {"type": "thinking", "thinking": str, "signature?": Any, "cache_control?": Any},
-    {"type": "redacted_thinking", "data?": Any, "cache_control?": Any},
+_RESULT: Final[Fields] = {
+    "tool_use_id": _ID,
+    "content?": _Content(Tagged("type", _PLAIN)),
+    "is_error?": Boolean(),
+}
+_OF_USER: Final[dict[str, Fields]] = _PLAIN | {"tool_result": _CACHED | _RESULT}
+_OF_ASSISTANT: Final[dict[str, Fields]] = {
+    "text": _TEXT_BLOCK,
+    "tool_use": _CACHED | {"id": _ID, "name": _ID, "input": JSONObject(64), "caller?": ANY},
+    "thinking": _CACHED | {"thinking": _TEXT, "signature?": ANY},
+    "redacted_thinking": _CACHED | {"data?": ANY},
+}
+_CLEAR_AT: Final = OneOf(("next_user_message", "never"))
+_MESSAGE: Final = Tagged(
+    "role",
+    {
+        "user": {"content": _Content(Tagged("type", _OF_USER))},
+        "assistant": {"content": _Content(Tagged("type", _OF_ASSISTANT))},
+        "system": {"content": _TEXTS, "clear_at?": _CLEAR_AT},
+    },
 )
-_MESSAGE: Final = (
-    {"role": "user", "content": (str, [(_TEXT, _RESULT)])},
-    {"role": "assistant", "content": (str, [_OF_ASSISTANT])},
-)
-SYSTEM_SCHEMA: Final = asked(_TEXTS)
+SYSTEM_SCHEMA: Final = _TEXTS.schema()
 MESSAGES_SCHEMA: Final = Items(_MESSAGE, 1, MAX_MESSAGES).schema()
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """A chat's messages but for its system prompt, and what was said as the system amid them.
+
+    Chat templates have one place for the system, which is the beginning; many refuse it elsewhere.
+    """
+
+    turns: list[ChatMessage]
+    system: list[str]
+
+
 def read_system(path: str, value: Any) -> str:
-    """The system prompt: a text, or text blocks; raises `APIError` (400)."""
-    return value if isinstance(value, str) else _texts(path, value)
+    """The system prompt: a text, or text blocks; raises `APIError` (400).
+
+    The line in which Claude Code tells Anthropic who pays is left out: it is another one in each request,
+    so that no prompt would begin like the one before it.
+    """
+    texts = [block["text"] for block in _TEXTS.read(path, value)]
+    return "\n".join([text for text in texts if not text.startswith(_BILLING)])
 
 
-def read_messages(path: str, value: Any) -> list[ChatMessage]:
-    """A chat's messages: turns of the same role that follow each other are one; raises `APIError` (400)."""
+def read_messages(path: str, value: Any) -> Conversation:
+    """Turns of the same role that follow each other are one message; raises `APIError` (400)."""
     if not isinstance(value, list) or not value:
         raise bad_request(f"{path} must be a list with at least one message, not {shown(value)}", path)
     if len(value) > MAX_MESSAGES:
         raise bad_request(f"{path} has {len(value)} messages; the limit is {MAX_MESSAGES}", path)
-    messages: list[ChatMessage] = []
-    for i, message in enumerate(value):
-        _read_message(f"{path}[{i}]", message, messages)
-    if not messages:
-        raise bad_request(f"{path} has no content blocks", path)
-    return messages
-
-
-def _read_message(path: str, message: Any, messages: list[ChatMessage]) -> None:
-    if not isinstance(message, dict):
-        raise bad_request(f"{path} must be an object, not {shown(message)}", path)
-    check_names(path, message, ("role", "content"))
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise bad_request(
-            f"{path}.role is {shown(role)}; it must be one of: {', '.join(_ROLES)}", f"{path}.role"
-        )
-    if content is None:
-        raise bad_request(f"{path}.content is missing", f"{path}.content", "missing_field")
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    for block_path, block in _blocks(f"{path}.content", content, _BLOCKS[role]):
-        kind = block["type"]
-        if kind == "tool_result":
-            output = "" if block.get("content") is None else block["content"]
-            text = output if isinstance(output, str) else _texts(f"{block_path}.content", output)
-            call_id = _ID.read(f"{block_path}.tool_use_id", block.get("tool_use_id"))
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+    messages = [_MESSAGE.read(f"{path}[{i}]", message) for i, message in enumerate(value)]
+    last_user = max([i for i, message in enumerate(messages) if message["role"] == "user"], default=-1)
+    turns: list[ChatMessage] = []
+    system: list[str] = []
+    for i, message in enumerate(messages):
+        if message["role"] == "system":
+            if message["clear_at"] != "next_user_message" or i > last_user:
+                system.append(_text(message["content"]))
             continue
-        turn = _turn(role, messages)
-        if kind == "text":
-            _join(turn, "content", _text(block_path, block, "text"))
-        elif kind == "thinking":
-            _join(turn, "reasoning_content", _text(block_path, block, "thinking"))
-        elif kind == "tool_use":
-            turn.setdefault("tool_calls", []).append(_call(block_path, block))
+        for block in message["content"]:
+            _take(block, message["role"], turns)
+    if not turns:
+        raise bad_request(f"{path} has no content blocks of the user or the assistant", path)
+    return Conversation(turns, system)
 
 
-def _turn(role: str, messages: list[ChatMessage]) -> ChatMessage:
-    """The message that a block of `role` belongs to."""
-    if not messages or messages[-1]["role"] != role:
-        messages.append({"role": role, "content": None if role == "assistant" else ""})
-    return messages[-1]
+def _take(block: dict[str, Any], role: str, turns: list[ChatMessage]) -> None:
+    """Add a block of a message of that role."""
+    kind = block["type"]
+    if kind == "tool_result":
+        text = ("Error: " if block["is_error"] else "") + _text(block["content"] or ())
+        turns.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
+        return
+    if not turns or turns[-1]["role"] != role:
+        turns.append({"role": role, "content": None if role == "assistant" else ""})
+    turn = turns[-1]
+    if kind == "thinking":
+        _join(turn, "reasoning_content", block["thinking"])
+    elif kind == "tool_use":
+        function = {"name": block["name"], "arguments": block["input"]}
+        call = {"id": block["id"], "type": "function", "function": function}
+        turn.setdefault("tool_calls", []).append(call)
+    elif kind != "redacted_thinking":
+        _join(turn, "content", _text([block]))
 
 
 def _join(turn: ChatMessage, name: str, text: str) -> None:
     turn[name] = f"{turn[name]}\n{text}" if turn.get(name) else text
 
 
-def _call(path: str, block: dict[str, Any]) -> dict[str, Any]:
-    for name, kind, words in (
-        ("id", str, "a string"),
-        ("name", str, "a string"),
-        ("input", dict, "an object"),
-    ):
-        if not isinstance(block.get(name), kind):
-            raise bad_request(
-                f"{path}.{name} must be {words}, not {shown(block.get(name))}", f"{path}.{name}"
-            )
-    function = {"name": block["name"], "arguments": msgspec.json.encode(block["input"]).decode()}
-    return {"id": _ID.read(f"{path}.id", block["id"]), "type": "function", "function": function}
-
-
-def _texts(path: str, value: Any) -> str:
-    return "\n".join([_text(where, block, "text") for where, block in _blocks(path, value, ("text",))])
-
-
-def _blocks(path: str, value: Any, kinds: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
-    """Each block with its path."""
-    if not isinstance(value, list):
-        raise bad_request(f"{path} must be a string or a list of blocks, not {shown(value)}", path)
-    read = []
-    for i, block in enumerate(value):
-        where = f"{path}[{i}]"
-        if not isinstance(block, dict):
-            raise bad_request(f"{where} must be an object, not {shown(block)}", where)
-        kind = block.get("type")
-        if kind not in kinds:
-            raise bad_request(
-                f"{where}.type is {shown(kind)}, which is not supported here: {', '.join(kinds)}",
-                f"{where}.type",
-                "unsupported_value",
-            )
-        check_names(where, block, (*_FIELDS[kind], "type", "cache_control"))
-        read.append((where, block))
-    return read
-
-
-def _text(path: str, block: dict[str, Any], name: str) -> str:
-    text = block.get(name)
-    if not isinstance(text, str):
-        raise bad_request(f"{path}.{name} must be a string, not {shown(text)}", f"{path}.{name}")
-    return text
+def _text(blocks: Iterable[dict[str, Any]]) -> str:
+    """What stands in blocks that are texts, or can be told as such."""
+    texts: list[str | None] = []
+    for block in blocks:
+        match block["type"]:
+            case "text":
+                texts.append(block["text"])
+            case "tool_reference":
+                texts.append(block["tool_name"])
+            case "search_result":
+                texts += block["title"], block["source"], _text(block["content"])
+            case "document":
+                source = block["source"]
+                data = source["data"] if source["type"] == "text" else _text(source["content"])
+                texts += block["title"], block["context"], data
+    return "\n".join([text for text in texts if text is not None])

@@ -7,20 +7,21 @@ from typing import Any, Final
 
 from servelite.frontend.anthropic.answer import MessageTranslation
 from servelite.frontend.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS, PASSED_ON
-from servelite.frontend.anthropic.tools import ToolChoice
+from servelite.frontend.anthropic.messages import Conversation
+from servelite.frontend.anthropic.tools import Thinking, ToolChoice
+from servelite.frontend.errors import bad_request
 from servelite.frontend.fields import read_fields
 from servelite.frontend.protocol import BodyRules, ChatRequest, read_chat
 
 NAMES: Final = (
     ("max_completion_tokens", "max_tokens"),
-    ("response_format.json_schema", "output_config.format"),
-    ("response_format", "output_config.format"),
+    (r"response_format(\.json_schema)?", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
     ("thinking_token_budget", "thinking.budget_tokens"),
-    ("parameters", "input_schema"),
-    (".function.", "."),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
+    (r"(tools\[\d+\]|tool_choice)\.function", r"\1"),
 )
-"""Names in a chat's errors, and what they are here."""
+"""Names in a chat's errors, and what they are here: see `renamed`."""
 
 
 def read_message_request(body: Any, rules: BodyRules) -> MessageTranslation:
@@ -31,9 +32,10 @@ def read_message_request(body: Any, rules: BodyRules) -> MessageTranslation:
     if values["stream"]:  # its first event tells the prompt's length
         options = {"include_usage": True, "continuous_usage_stats": True}
         chat |= {"stream": True, "stream_options": options}
-    if values["thinking"] is not None and rules.limits_thinking:
-        chat["thinking_token_budget"] = values["thinking"].budget
-    return MessageTranslation(read_chat(chat, rules))
+    thinking: Thinking | None = values["thinking"]
+    if thinking is not None and rules.limits_thinking:
+        chat["thinking_token_budget"] = thinking.budget
+    return MessageTranslation(read_chat(chat, rules), shows_thinking=thinking is None or not thinking.hidden)
 
 
 def read_count(body: Any, rules: BodyRules) -> ChatRequest:
@@ -44,12 +46,21 @@ def read_count(body: Any, rules: BodyRules) -> ChatRequest:
 
 def _prompt(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a chat's body decides the prompt and the answer's form."""
-    system = [] if values["system"] is None else [{"role": "system", "content": values["system"]}]
-    messages = values["messages"]
-    chat: dict[str, Any] = {"model": values["model"], "messages": system + messages}
-    last = messages[-1]
+    conversation: Conversation = values["messages"]
+    turns, system = conversation.turns, conversation.system
+    if values["system"] is not None:
+        system = [values["system"], *system]
+    messages = [{"role": "system", "content": "\n".join(system)}, *turns] if system else turns
+    chat: dict[str, Any] = {"model": values["model"], "messages": messages}
+    form = (values["output_config"] or {}).get("format") or values["output_format"]
+    last = turns[-1]
     if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
         chat["continue_final_message"] = True  # Anthropic's way to say how the answer begins
+        if form is not None:
+            field = "output_format" if values["output_format"] else "output_config.format"
+            raise bad_request(
+                f"{field} is of a whole answer: it does not go with one that the last message begins", field
+            )
     if values["tools"]:
         chat["tools"] = values["tools"]
     choice: ToolChoice | None = values["tool_choice"]
@@ -60,9 +71,9 @@ def _prompt(values: Mapping[str, Any]) -> dict[str, Any]:
         kwargs["enable_thinking"] = values["thinking"].enabled
     if kwargs:
         chat["chat_template_kwargs"] = kwargs
-    output = values["output_config"] or {}
-    if output.get("format") is not None:
-        chat["response_format"] = output["format"]
-    if output.get("effort") is not None:
-        chat["reasoning_effort"] = "xhigh" if output["effort"] == "max" else output["effort"]
+    if form is not None:
+        chat["response_format"] = form
+    effort = (values["output_config"] or {}).get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
     return chat

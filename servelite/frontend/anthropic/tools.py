@@ -2,35 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from servelite.frontend.anthropic.tagged import ANY, Fields, Tagged
 from servelite.frontend.errors import bad_request
-from servelite.frontend.fields import Integer, OneOf, check_names, shown
+from servelite.frontend.fields import (
+    REQUIRED,
+    Boolean,
+    Field,
+    Integer,
+    JSONObject,
+    Object,
+    OneOf,
+    shown,
+    unsupported_kind,
+)
 from servelite.frontend.sampling import MAX_TOKENS
 from servelite.frontend.shapes import Items, asked
-from servelite.frontend.tools import MAX_TOOLS
+from servelite.frontend.tools import FUNCTION_FIELDS, MAX_SCHEMA_DEPTH, MAX_TOOLS
 
-_HARMLESS: Final = ("cache_control", "eager_input_streaming")  # they ask nothing of the answer
-_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
-_KINDS: Final = ("enabled", "adaptive", "disabled")  # of thinking
-_BUDGET: Final = Integer(1024, MAX_TOKENS)
-_DISPLAY: Final = "summarized"
-
-_TOOL: Final = {
-    "type?": "custom",
-    "name": str,
-    "description?": str,
-    "input_schema": dict,
-    "strict?": bool,
-} | {f"{name}?": Any for name in _HARMLESS}
-_SINGLE: Final = {"disable_parallel_tool_use?": bool}
-TOOLS_SCHEMA: Final = Items(_TOOL, 0, MAX_TOOLS).schema()
-TOOL_CHOICE_SCHEMA: Final = asked(
-    ({"type": OneOf(tuple(_CHOICES))} | _SINGLE, {"type": "tool", "name": str} | _SINGLE)
+_NAME, _DESCRIPTION, _PARAMETERS, _STRICT = FUNCTION_FIELDS
+_HARMLESS: Final = (
+    Field("cache_control", ANY, None, "every prompt is cached"),
+    Field("eager_input_streaming", ANY, None, "input is always sent as it comes"),
+    Field("defer_loading", ANY, None, "every tool is there from the start"),
+    Field("allowed_callers", ANY, None, "only the model calls"),
+    Field("input_examples", ANY, None, "without effect"),
 )
-THINKING_SCHEMA: Final = asked({"type": OneOf(_KINDS), "budget_tokens?": _BUDGET, "display?": _DISPLAY})
-FORMAT_SCHEMA: Final = asked({"type": "json_schema", "schema": dict})
+_TOOL: Final = Object(
+    (
+        Field("type", OneOf(("custom",)), None, "what it is"),
+        _NAME,
+        _DESCRIPTION,
+        replace(_PARAMETERS, name="input_schema", default=REQUIRED),
+        _STRICT,
+        *_HARMLESS,
+    )
+)
+TOOLS_SCHEMA: Final = Items(_TOOL, 0, MAX_TOOLS).schema()
+
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_SINGLE: Final[Fields] = {"disable_parallel_tool_use?": Boolean()}
+_CHOICE: Final = Tagged("type", dict.fromkeys(_CHOICES, _SINGLE) | {"tool": _SINGLE | {"name": _NAME.type}})
+TOOL_CHOICE_SCHEMA: Final = _CHOICE.schema()
+
+_HIDDEN: Final = "omitted"
+_SHOWN: Final[Fields] = {"display?": OneOf(("summarized", _HIDDEN)), "block_binding?": ANY}
+_THINKING: Final = Tagged(
+    "type",
+    {
+        "enabled": _SHOWN | {"budget_tokens?": Integer(1024, MAX_TOKENS)},
+        "adaptive": _SHOWN,
+        "disabled": {},
+    },
+)
+THINKING_SCHEMA: Final = _THINKING.schema()
+
+_FORMAT: Final = Tagged("type", {"json_schema": {"schema": JSONObject(MAX_SCHEMA_DEPTH)}})
+FORMAT_SCHEMA: Final = _FORMAT.schema()
+
+_EDIT: Final = Tagged(
+    "type",
+    {
+        "clear_thinking_20251015": {"keep?": ANY},
+        "clear_tool_uses_20250919": {
+            f"{name}?": ANY
+            for name in ("trigger", "keep", "clear_at_least", "clear_tool_inputs", "exclude_tools")
+        },
+    },
+)
+EDITS_SCHEMA: Final = asked([_EDIT])
 
 
 @dataclass(frozen=True)
@@ -43,10 +85,12 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Whether the model thinks before it answers. `budget`: tokens; None: as many as it likes."""
+    """Whether the model thinks before it answers. `budget`: tokens; None: as many as it likes.
+    `hidden`: what it thinks is not told."""
 
     enabled: bool
     budget: int | None
+    hidden: bool
 
 
 def read_tools(path: str, value: Any) -> list[dict[str, Any]]:
@@ -55,70 +99,46 @@ def read_tools(path: str, value: Any) -> list[dict[str, Any]]:
         raise bad_request(f"{path} must be a list of tools, not {shown(value)}", path)
     if len(value) > MAX_TOOLS:
         raise bad_request(f"{path} has {len(value)} tools; the limit is {MAX_TOOLS}", path)
-    return [_read_tool(f"{path}[{i}]", tool) for i, tool in enumerate(value)]
+    functions = []
+    for i, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind in (None, "custom"):
+            functions.append(_function(_TOOL.read(f"{path}[{i}]", tool)))
+        else:
+            unsupported_kind(f"{path}[{i}].type", kind, "custom tools are")
+    return functions
 
 
-def _read_tool(path: str, tool: Any) -> dict[str, Any]:
-    tool = _fields(path, tool, ("type", "name", "description", "input_schema", "strict", *_HARMLESS))
-    if tool.get("type", "custom") != "custom":
-        raise bad_request(
-            f"{path}.type is {shown(tool['type'])}, which is not supported: only custom tools are",
-            f"{path}.type",
-            "unsupported_value",
-        )
-    if "input_schema" not in tool:
-        raise bad_request(f"{path}.input_schema is missing", f"{path}.input_schema", "missing_field")
-    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {f.name: tool[f.name] for f in (_NAME, _DESCRIPTION, _STRICT) if tool[f.name] is not None}
     return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
 
 
 def read_tool_choice(path: str, value: Any) -> ToolChoice:
     """Raises `APIError` (400)."""
-    value = _fields(path, value, ("type", "name", "disable_parallel_tool_use"))
-    kind, single = value.get("type"), value.get("disable_parallel_tool_use", False)
-    if not isinstance(single, bool):
-        where = f"{path}.disable_parallel_tool_use"
-        raise bad_request(f"{where} must be true or false, not {shown(single)}", where)
-    if isinstance(kind, str) and kind in _CHOICES and "name" not in value:
-        return ToolChoice(_CHOICES[kind], not single)
-    if kind == "tool" and isinstance(value.get("name"), str):
-        return ToolChoice({"type": "function", "function": {"name": value["name"]}}, not single)
-    raise bad_request(
-        f"{path} is {shown(value)}; its type must be auto, any, none, or tool with the tool's name", path
-    )
+    choice = _CHOICE.read(path, value)
+    parallel = not choice["disable_parallel_tool_use"]
+    if choice["type"] == "tool":
+        return ToolChoice({"type": "function", "function": {"name": choice["name"]}}, parallel)
+    return ToolChoice(_CHOICES[choice["type"]], parallel)
 
 
 def read_thinking(path: str, value: Any) -> Thinking:
-    """Whether the model thinks first, and how long at most; raises `APIError` (400)."""
-    value = _fields(path, value, ("type", "budget_tokens", "display"))
-    kind, budget = value.get("type"), value.get("budget_tokens")
-    if kind not in _KINDS:
-        raise bad_request(
-            f"{path}.type is {shown(kind)}; it must be enabled, adaptive or disabled", f"{path}.type"
-        )
-    if budget is not None:
-        _BUDGET.read(f"{path}.budget_tokens", budget)
-    if value.get("display", _DISPLAY) != _DISPLAY:
-        raise bad_request(
-            f"{path}.display is {shown(value['display'])}, which is not supported: only {_DISPLAY} is",
-            f"{path}.display",
-            "unsupported_value",
-        )
-    return Thinking(kind != "disabled", budget if kind == "enabled" else None)
+    """Raises `APIError` (400)."""
+    thinking = _THINKING.read(path, value)
+    hidden = thinking.get("display") == _HIDDEN
+    return Thinking(thinking["type"] != "disabled", thinking.get("budget_tokens"), hidden)
+
+
+def read_edits(path: str, value: Any) -> None:
+    """Raises `APIError` (400) for an edit that would change what is said, and not only leave it out."""
+    if not isinstance(value, list):
+        raise bad_request(f"{path} must be a list of edits, not {shown(value)}", path)
+    for i, edit in enumerate(value):
+        _EDIT.read(f"{path}[{i}]", edit)
 
 
 def read_output_format(path: str, value: Any) -> dict[str, Any]:
     """A chat's `response_format`; raises `APIError` (400)."""
-    value = _fields(path, value, ("type", "schema"))
-    if value.get("type") != "json_schema" or not isinstance(value.get("schema"), dict):
-        raise bad_request(f"{path} is {shown(value)}; it must have type json_schema and a schema", path)
-    schema = {"name": "answer", "schema": value["schema"], "strict": True}
+    schema = {"name": "answer", "schema": _FORMAT.read(path, value)["schema"], "strict": True}
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _fields(path: str, value: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """An object's fields that are not null."""
-    if not isinstance(value, dict):
-        raise bad_request(f"{path} must be an object, not {shown(value)}", path)
-    check_names(path, value, names)
-    return {name: one for name, one in value.items() if one is not None}

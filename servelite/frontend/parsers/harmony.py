@@ -34,7 +34,7 @@ def harmony(reader: Reader, sink: Sink, *, calls: bool, reasoning: bool) -> Step
         channel = _CHANNEL.search(header)
         if recipient is not None and calls:
             yield from _call(reader, sink, recipient[1])
-            emit: Emit = sink.content  # what stands behind the arguments
+            emit: Emit = sink.cut  # what stands behind the arguments
         elif channel is not None and channel[1] == "analysis" and reasoning:
             if not first:
                 sink.reasoning("\n")
@@ -68,7 +68,7 @@ def _header(reader: Reader, sink: Sink) -> Steps[str | None]:
         if reader.ended:
             text = reader.rest()
             if not begun.startswith(_HEADER_WORDS):
-                sink.content(text)
+                sink.cut(text)
             return None
         yield
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from json.encoder import encode_basestring
 from typing import Any, Final
 
@@ -26,11 +28,25 @@ _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 def dump(value: Any) -> str:
     """JSON with non-ASCII characters as they are; half of a surrogate pair, which has no UTF-8, escaped.
 
+    A number that was beyond a double's range, and so is read as infinity, becomes the largest.
+
     Raises:
-        ValueError: infinity, not a number, or a whole number of thousands of digits.
+        ValueError: not a number, or a whole number of thousands of digits.
     """
-    text = _encode(value)
+    try:
+        text = _encode(value)
+    except ValueError:
+        value = _finite(value)
+        text = _encode(value)
     return json.dumps(value, allow_nan=False) if _SURROGATE.search(text) else text
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return math.copysign(sys.float_info.max, value) if value in (math.inf, -math.inf) else value
 
 
 def escaped(text: str) -> str:

@@ -121,13 +121,14 @@ def _to_call(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[bool]:
                 return True
         found = pattern.search(reader.text, reader.at)
         whole = found is not None and found[0] in form.openings
-        safe = len(reader.text) if found is None or (reader.ended and not whole) else found.start()
+        safe = len(reader.text) if found is None else found.start()
         if safe > reader.at:
             sink.content(reader.text[reader.at : safe])
             reader.at = safe
         if whole:
             return True
         if reader.ended:
+            sink.cut(reader.rest())
             return False
         yield
 
@@ -146,10 +147,12 @@ def _call(reader: Reader, sink: Sink, form: ToolFormat) -> Steps[bool]:
         return True
     except NotACall:
         reader.rewind()
+        if sink.forced and reader.ended:
+            sink.cut(reader.rest())
     except Truncated:
         if sink.begun == begun:
             reader.rewind()
-            sink.content(reader.rest())
+            sink.cut(reader.rest())
     broken = sink.in_call
     sink.break_off()
     return broken or sink.begun > begun or reader.at == len(reader.text)

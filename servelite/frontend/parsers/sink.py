@@ -30,10 +30,12 @@ class CallRules:
     Attributes:
         parameters: by name of each function that may be called, its arguments' schema.
         most: calls that are told; what the model writes beyond is dropped. 0: any number.
+        forced: the answer has to be a call.
     """
 
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     most: int = 0
+    forced: bool = False
 
 
 class _Channel:
@@ -65,6 +67,7 @@ class Sink:
     """Collects the events of one answer.
 
     Attributes:
+        forced: the answer has to be a call.
         in_call: a call has begun and not ended.
         begun, complete: how many calls have begun, told or not; how many of those told have ended.
     """
@@ -75,6 +78,7 @@ class Sink:
         """`call_id_length`: of IDs that a template insists on; 0: OpenAI's form."""
         self._reader = reader
         self._rules = rules
+        self.forced = rules.forced
         self._call_id_length = call_id_length
         self._include_reasoning = include_reasoning
         self._events: list[Event] = []
@@ -97,6 +101,11 @@ class Sink:
     def content(self, text: str) -> None:
         if text := self._content.add(text, strip=self._beside_marker):
             self._events.append(Content(text))
+
+    def cut(self, text: str) -> None:
+        """What is no call, because the answer ends there: text, unless it had to become one."""
+        if not self.forced:
+            self.content(text)
 
     def reasoning(self, text: str) -> None:
         self._beside_marker = True  # its end is one

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from servelite.frontend.parsers.json_text import dump, escaped
 from servelite.frontend.parsers.reader import Emit, Reader, Steps, Truncated
+from servelite.frontend.unions import EVERY, Unions, kind_of
 
 
 def copy_tag_value(
@@ -31,7 +32,7 @@ def copy_tag_value(
     parts: list[str] = []
     if not (yield from reader.until((closing,), lambda part: parts.append(text.add(part)))):
         raise Truncated
-    emit(_converted("".join(parts), value_types(schema, key)))
+    emit(converted("".join(parts), value_types(schema, key)))
 
 
 class _Unwrapped:
@@ -51,47 +52,30 @@ class _Unwrapped:
         return text.removesuffix("\n")
 
 
-def value_types(schema: Mapping[str, Any], key: str) -> set[str]:
-    """The JSON types that a parameter may have; empty where nothing is said."""
+def value_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """The types that a parameter may have, by `unions.kind_of`; empty where nothing is said."""
     properties = schema.get("properties")
     one = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(one) if isinstance(one, Mapping) else set()
+    kinds = Unions(schema).kinds(one)
+    return frozenset() if kinds == EVERY else kinds
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    named = schema.get("type")
-    if isinstance(named, str):
-        return {named}
-    if isinstance(named, list):
-        return {one for one in named if isinstance(one, str)}
-    if isinstance(schema.get("enum"), list):
-        return {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
-    found: set[str] = set()
-    for word in ("anyOf", "oneOf"):
-        inner = schema.get(word)
-        for one in inner if isinstance(inner, list) else ():
-            found |= _types(one) if isinstance(one, Mapping) else set()
-    return found
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
 
 
-def _converted(text: str, types: set[str]) -> str:
+def converted(text: str, types: Collection[str]) -> str:
     """`text` as JSON: itself where it is a value of one of the types, else a string."""
     stripped = text.strip()
-    if types & {"boolean"} and stripped in ("True", "False"):
+    if "boolean" in types and stripped in ("True", "False"):
         return stripped.lower()
-    if stripped == "None" and (types & {"null"} or not types & {"string"}):
+    if stripped == "None" and ("null" in types or "string" not in types):
         return "null"
     try:
-        value = json.loads(stripped)
+        value = json.loads(stripped, parse_constant=_no_number)
         again = dump(value)
     except (ValueError, RecursionError):
         return dump(text)
-    if isinstance(value, str) or ("string" in types and not _is_one_of(value, types)):
+    if isinstance(value, str) or ("string" in types and kind_of(value) not in types):
         return dump(text)
     return again
-
-
-def _is_one_of(value: Any, types: set[str]) -> bool:
-    kinds = {bool: "boolean", type(None): "null", dict: "object", list: "array", float: "number"}
-    kind = kinds.get(type(value), "integer")
-    return kind in types or (kind == "integer" and "number" in types)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
 from servelite.frontend.chunks import WAITING
 from servelite.frontend.protocol import ChatRequest
-from servelite.frontend.responses.output import CallItem, Event, Item, TextItem
+from servelite.frontend.responses.output import CallItem, CustomCallItem, Event, Item, TextItem
+from servelite.frontend.responses.tools import Tool
 from servelite.frontend.translated import Call, Choice, Chunk, ErrorObject, Part, Usage, event_bytes
 
 _ALWAYS: Final = {
@@ -34,9 +36,10 @@ _ALWAYS: Final = {
 class ResponseTranslation:
     """One `/v1/responses` request and its answer."""
 
-    def __init__(self, chat: ChatRequest, repeated: dict[str, Any]) -> None:
+    def __init__(self, chat: ChatRequest, repeated: dict[str, Any], tools: Iterable[Tool]) -> None:
         """`repeated`: fields of the request that the object repeats."""
         self._chat = chat
+        self._tools = {tool.function["name"]: tool for tool in tools}
         self._output: list[dict[str, Any]] = []
         self._object: dict[str, Any] = {
             "id": "resp_" + uuid.uuid4().hex,
@@ -53,6 +56,7 @@ class ResponseTranslation:
         self._sequence = 0
         self._open: Item | None = None
         self._cut = False  # by the length that it may have
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still to come
 
     @property
     def chat(self) -> ChatRequest:
@@ -84,12 +88,8 @@ class ResponseTranslation:
         """A comment."""
         return WAITING
 
-    def whole(self, answer: Chunk) -> bytes:
+    def whole(self) -> bytes:
         """The object, made as its stream would be."""
-        for choice in answer.choices:
-            self._take(choice, choice.message)
-        if answer.usage is not None:
-            self._object["usage"] = _usage(answer.usage)
         self._complete()
         return msgspec.json.encode(self._object)
 
@@ -101,9 +101,12 @@ class ResponseTranslation:
         events: list[Event] = []
         if part.reasoning_content:
             events += self._text("reasoning", part.reasoning_content, [])
-        if part.content:
-            logprobs = choice.logprobs.content if choice.logprobs is not None else None
-            events += self._text("message", part.content, logprobs or [])
+        if choice.logprobs is not None and part.content is not None:
+            self._logprobs += choice.logprobs.content or ()
+        is_message = isinstance(self._open, TextItem) and self._open.kind == "message"
+        if part.content or (self._logprobs and is_message):
+            events += self._text("message", part.content or "", self._logprobs)
+            self._logprobs = []
         for call in part.tool_calls or ():
             events += self._call(call)
         return events
@@ -121,10 +124,13 @@ class ResponseTranslation:
         if call.function.name is not None or not isinstance(item, CallItem):
             events = self._close("completed")
             name = call.function.name or ""
-            self._open = item = CallItem(len(self._output), call.id or "call_" + uuid.uuid4().hex, name)
+            tool = self._tools.get(name, Tool("function", name, None, {}, ""))
+            made = CustomCallItem if tool.kind == "custom" else CallItem
+            call_id = call.id or "call_" + uuid.uuid4().hex
+            self._open = item = made(len(self._output), call_id, tool.name, tool.namespace)
             events += item.begin()
         if call.function.arguments:
-            events.append(item.more(call.function.arguments))
+            events += item.more(call.function.arguments)
         return events
 
     def _close(self, status: str) -> list[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from servelite.frontend.errors import bad_request
@@ -20,7 +21,7 @@ from servelite.frontend.fields import (
     String,
     shown,
 )
-from servelite.frontend.protocol import CHAT_FIELDS
+from servelite.frontend.protocol import CHAT_FIELDS, SUMMARY
 from servelite.frontend.responses.items import INPUT_SCHEMA, read_input
 from servelite.frontend.responses.tools import (
     FORMAT_SCHEMA,
@@ -34,9 +35,18 @@ from servelite.frontend.sampling import MAX_TOKENS, SAMPLING_FIELDS
 from servelite.frontend.shapes import Items
 
 LOGPROBS: Final = "message.output_text.logprobs"
-_INCLUDES: Final = (LOGPROBS, "reasoning.encrypted_content")
+_INCLUDES: Final = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
+_OF_CHATS: Final = {f.name: f.type for f in CHAT_FIELDS}
 
-EFFORT: Final = next(f for f in CHAT_FIELDS if f.name == "reasoning_effort")
 PASSED_ON: Final = tuple(
     f
     for f in CHAT_FIELDS
@@ -69,13 +79,20 @@ def read_include(path: str, value: Any) -> tuple[str, ...]:
 
 
 _REASONING = (
-    Field("effort", EFFORT.type, None, "a chat's `reasoning_effort`"),
-    Field("summary", Only(("auto",)), None, "none is written: the reasoning comes as it is"),
-    Field("generate_summary", Only(("auto",)), None, "the older name of `summary`"),
+    Field("effort", _OF_CHATS["reasoning_effort"], None, "a chat's `reasoning_effort`"),
+    SUMMARY,
+    replace(SUMMARY, name="generate_summary", meaning="the older name of `summary`"),
+    Field("context", Only(("auto",)), None, "the chat template decides what it shows of earlier reasoning"),
+    Field("mode", Only(("standard",)), None, "how the model thinks"),
 )
 _TEXT = (
     Field("format", Custom(read_format, "object with type", FORMAT_SCHEMA), None, "the form of the answer"),
-    Field("verbosity", Only(("medium",)), None, "how wordy the answer is"),
+    Field("verbosity", _OF_CHATS["verbosity"], None, "a variable for the chat template"),
+)
+_CACHE = (
+    Field("mode", Harmless(), None, "accepted, without effect"),
+    Field("ttl", Harmless(), None, "accepted, without effect"),
+    Field("prewarm", Only((False,)), None, "every request is answered"),
 )
 _STREAM = (Field("include_obfuscation", Only((False, True)), None, "accepted; nothing is padded"),)
 
@@ -85,7 +102,7 @@ RESPONSES_FIELDS: Final = (
         "input",
         Custom(
             read_input,
-            "string, or list of items: messages, function calls, their outputs, reasoning",
+            "string, or list of items: messages, calls, their outputs, reasoning",
             INPUT_SCHEMA,
         ),
         REQUIRED,
@@ -99,12 +116,15 @@ RESPONSES_FIELDS: Final = (
     Field("text", Object(_TEXT), None, "`format`: as a chat's `response_format`"),
     Field(
         "tools",
-        Custom(read_tools, "list of function tools", TOOLS_SCHEMA),
+        Custom(read_tools, "list of functions, custom tools, namespaces of them", TOOLS_SCHEMA),
         (),
-        "functions the model may call",
+        "what the model may call",
     ),
     Field(
-        "tool_choice", Custom(read_tool_choice, "string or object", TOOL_CHOICE_SCHEMA), None, "as a chat's"
+        "tool_choice",
+        Custom(read_tool_choice, "string or object", TOOL_CHOICE_SCHEMA),
+        None,
+        "as a chat's; `allowed_tools`: the model sees only these",
     ),
     Field("parallel_tool_calls", Boolean(), True, "whether there may be more than one call"),
     Field("reasoning", Object(_REASONING), None, "how much the model thinks"),
@@ -116,7 +136,8 @@ RESPONSES_FIELDS: Final = (
             Items(OneOf(_INCLUDES), 0, 16).schema(),
         ),
         (),
-        "log probabilities; reasoning is never encrypted: it is plain text in its item",
+        "log probabilities; reasoning is never encrypted: it is plain text in its item; of the others there "
+        "is nothing to include",
     ),
     Field("top_logprobs", Integer(0, 20), None, "of this many likeliest tokens; needs `include` of them"),
     Field("store", Only((False, True)), None, "accepted: nothing is stored, and the answer says so"),
@@ -124,12 +145,14 @@ RESPONSES_FIELDS: Final = (
     Field("previous_response_id", Refused("nothing is stored: send the whole input"), None, ""),
     Field("conversation", Refused("nothing is stored: send the whole input"), None, ""),
     Field("prompt", Refused("there are no stored prompts"), None, ""),
-    Field("max_tool_calls", Refused("there are no built-in tools"), None, ""),
-    Field("truncation", Only(("disabled",)), None, "input that does not fit is refused"),
+    Field("max_tool_calls", Harmless(), None, "accepted: there are no built-in tools, whose calls it counts"),
+    Field("truncation", Only(("disabled", "auto")), None, "with both, input that does not fit is refused"),
     Field("metadata", JSONObject(4), None, "given back in the answer"),
     Field("user", Harmless(), None, "accepted, without effect"),
     Field("service_tier", Harmless(), None, "accepted, without effect"),
     Field("safety_identifier", Harmless(), None, "accepted, without effect"),
     Field("prompt_cache_key", Harmless(), None, "accepted, without effect"),
     Field("prompt_cache_retention", Harmless(), None, "accepted, without effect"),
+    Field("prompt_cache_options", Object(_CACHE), None, "accepted, without effect"),
+    Field("client_metadata", Harmless(), None, "accepted, without effect"),
 )

@@ -7,31 +7,44 @@ from typing import Any, Final
 from servelite.frontend.errors import APIError, bad_request
 from servelite.frontend.fields import OneOf, String, check_names, shown
 from servelite.frontend.prompts import MAX_MESSAGES
+from servelite.frontend.responses.tools import chat_name, text_arguments
 from servelite.frontend.shapes import Items, asked
 
 ChatMessage = dict[str, Any]
 _ROLES: Final = ("system", "developer", "user", "assistant")
 _TEXT_PARTS: Final = ("input_text", "output_text", "text")
+_REASONING_PARTS: Final = ("reasoning_text", "text")
+_BESIDE_TEXT: Final = ("annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
+_OF_CALLS: Final = ("type", "call_id", "name", "namespace", "id", "status", "caller")
+_TAKEN: Final = "messages, reasoning, and calls of functions and custom tools with their outputs are"
 _PHASES: Final = ("commentary", "final_answer")
 _CALL_ID: Final = String(256)
 
-_PART: Final = {"annotations?": Any, "logprobs?": Any}
+_PART: Final = {f"{name}?": Any for name in _BESIDE_TEXT}
 _CONTENT: Final = (
     str,
     [(_PART | {"type": OneOf(_TEXT_PARTS), "text": str}, _PART | {"type": "refusal", "refusal": str})],
 )
 _ITEM: Final = {"id?": Any, "status?": Any}
-_CALL: Final = _ITEM | {"call_id": _CALL_ID}
+_OUTPUT: Final = _ITEM | {
+    "call_id": _CALL_ID,
+    "output": _CONTENT,
+    "name?": Any,
+    "namespace?": Any,
+    "caller?": Any,
+}
+_CALL: Final = _ITEM | {"call_id": _CALL_ID, "name": str, "namespace?": str, "caller?": Any}
 _REASONING: Final = {
     "type": "reasoning",
-    "content?": [_PART | {"type": "reasoning_text", "text": str}],
+    "content?": [_PART | {"type": OneOf(_REASONING_PARTS), "text": str}],
     "summary?": [_PART | {"type": "summary_text", "text": str}],
     "encrypted_content?": Any,
 }
 _INPUT_ITEM: Final = (
     _ITEM | {"type?": "message", "role": OneOf(_ROLES), "content": _CONTENT, "phase?": OneOf(_PHASES)},
-    _CALL | {"type": "function_call", "name": str, "arguments": str},
-    _CALL | {"type": "function_call_output", "output": _CONTENT},
+    _CALL | {"type": "function_call", "arguments": str, "parsed_arguments?": Any},
+    _CALL | {"type": "custom_tool_call", "input": str},
+    _OUTPUT | {"type": OneOf(("function_call_output", "custom_tool_call_output"))},
     _ITEM | _REASONING,
 )
 INPUT_SCHEMA: Final = asked((str, Items(_INPUT_ITEM, 1, MAX_MESSAGES)))
@@ -68,9 +81,13 @@ class _Reader:
             case "message":
                 self._message(path, item)
             case "function_call":
-                self._call(path, item)
-            case "function_call_output":
-                check_names(path, item, ("type", "call_id", "output", "id", "status"))
+                check_names(path, item, (*_OF_CALLS, "arguments", "parsed_arguments"))
+                self._call(path, item, _string(path, item, "arguments"))
+            case "custom_tool_call":
+                check_names(path, item, (*_OF_CALLS, "input"))
+                self._call(path, item, text_arguments(_string(path, item, "input")))
+            case "function_call_output" | "custom_tool_call_output":
+                check_names(path, item, (*_OF_CALLS, "output"))
                 output = _content(f"{path}.output", item.get("output"))
                 self._add({"role": "tool", "tool_call_id": _call_id(path, item), "content": output})
             case "reasoning":
@@ -78,16 +95,19 @@ class _Reader:
             case "item_reference":
                 raise _unsupported(f"{path}.type", kind, "nothing is stored: send the item itself")
             case _:
-                takes = "message, function_call, function_call_output and reasoning items are taken"
-                raise _unsupported(f"{path}.type", kind, takes)
+                raise _unsupported(f"{path}.type", kind, _TAKEN)
 
     def finish(self) -> list[ChatMessage]:
         """Reasoning at the very end belongs to no message: nothing was said after it."""
         return self._messages
 
     def _add(self, message: ChatMessage) -> None:
+        last = self._messages[-1] if self._messages else {}
         if message["role"] == "assistant" and self._reasoning:
             message["reasoning_content"] = "\n".join(self._reasoning)
+        elif message["role"] == "assistant" and "tool_calls" in last:  # whose outputs are still to come
+            last["content"] = "\n".join(filter(None, (last["content"], message["content"])))
+            return
         self._reasoning = []
         self._messages.append(message)
 
@@ -104,14 +124,9 @@ class _Reader:
             )
         self._add({"role": role, "content": _content(f"{path}.content", item.get("content"))})
 
-    def _call(self, path: str, item: dict[str, Any]) -> None:
-        check_names(path, item, ("type", "call_id", "name", "arguments", "id", "status"))
-        for name in ("name", "arguments"):
-            if not isinstance(item.get(name), str):
-                raise bad_request(
-                    f"{path}.{name} must be a string, not {shown(item.get(name))}", f"{path}.{name}"
-                )
-        function = {"name": item["name"], "arguments": item["arguments"]}
+    def _call(self, path: str, item: dict[str, Any], arguments: str) -> None:
+        namespace = None if item.get("namespace") is None else _string(path, item, "namespace")
+        function = {"name": chat_name(_string(path, item, "name"), namespace), "arguments": arguments}
         call = {"id": _call_id(path, item), "type": "function", "function": function}
         last = self._messages[-1] if self._messages else None
         if last is not None and last["role"] == "assistant" and not self._reasoning:
@@ -123,8 +138,8 @@ class _Reader:
         """What the model thought before what follows; a summary where there is nothing else."""
         check_names(path, item, ("type", "id", "summary", "content", "encrypted_content", "status"))
         texts = [
-            _parts(f"{path}.{name}", item[name], (kind,))
-            for name, kind in (("content", "reasoning_text"), ("summary", "summary_text"))
+            _parts(f"{path}.{name}", item[name], kinds)
+            for name, kinds in (("content", _REASONING_PARTS), ("summary", ("summary_text",)))
             if item.get(name) is not None
         ]
         self._reasoning += list(filter(None, texts))[:1]
@@ -134,6 +149,13 @@ def _call_id(path: str, item: dict[str, Any]) -> str:
     if item.get("call_id") is None:
         raise bad_request(f"{path}.call_id is missing", f"{path}.call_id", "missing_field")
     return _CALL_ID.read(f"{path}.call_id", item["call_id"])
+
+
+def _string(path: str, item: dict[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{path}.{name} must be a string, not {shown(value)}", f"{path}.{name}")
+    return value
 
 
 def _content(path: str, value: Any) -> str:
@@ -158,12 +180,8 @@ def _parts(path: str, value: Any, kinds: tuple[str, ...]) -> str:
             name = "text"
         else:
             raise _unsupported(f"{where}.type", kind, "this model takes only text: " + ", ".join(kinds))
-        check_names(where, part, ("type", name, "annotations", "logprobs"))
-        if not isinstance(part.get(name), str):
-            raise bad_request(
-                f"{where}.{name} must be a string, not {shown(part.get(name))}", f"{where}.{name}"
-            )
-        texts.append(part[name])
+        check_names(where, part, ("type", name, *_BESIDE_TEXT))
+        texts.append(_string(where, part, name))
     return "\n".join(texts)
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+from servelite.frontend.responses.tools import TEXT
 
 Event = tuple[str, dict[str, Any]]
 """Its type, and its fields but for type and number."""
+
+_OPENING: Final = re.compile(rf'\s*\{{\s*"{TEXT}"\s*:\s*"')  # of a custom tool's arguments
+_CHARACTERS: Final = re.compile(  # of a JSON string: whole ones, no half of a pair whose other may follow
+    r"""(?:[^"\\]+|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"""
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*"
+)
 
 
 class Item(Protocol):
@@ -71,43 +81,89 @@ class TextItem:
 
 
 class CallItem:
-    """A function call. Its arguments are told as they come."""
+    """A function call. Its arguments are told as they come; it is complete if they are a JSON object."""
 
-    def __init__(self, index: int, call_id: str, name: str) -> None:
+    kind = "function_call"
+    text = "arguments"  # the field with what the model wrote
+
+    def __init__(self, index: int, call_id: str, name: str, namespace: str | None) -> None:
         """`index`: its place in the output."""
         self._arguments: list[str] = []
-        self._call_id = call_id
-        self._function = name
-        self._id = "fc_" + uuid.uuid4().hex
+        self._id = ("fc_" if self.kind == "function_call" else "ctc_") + uuid.uuid4().hex
         self._place = {"output_index": index, "item_id": self._id}
+        self._called = {"call_id": call_id, "name": name} | ({"namespace": namespace} if namespace else {})
 
     def begin(self) -> list[Event]:
         return [("response.output_item.added", _added(self._place, self._item("in_progress", "")))]
 
-    def more(self, arguments: str) -> Event:
+    def more(self, arguments: str) -> list[Event]:
         """More of its arguments' JSON text."""
         self._arguments.append(arguments)
-        return "response.function_call_arguments.delta", self._place | {"delta": arguments}
+        return [("response.function_call_arguments.delta", self._place | {"delta": arguments})]
 
     def finish(self, status: str) -> tuple[list[Event], dict[str, Any]]:
         arguments = "".join(self._arguments)
-        item = self._item(status, arguments)
-        done = self._place | {"name": self._function, "arguments": arguments}
+        item = self._item("incomplete" if _object(arguments) is None else "completed", arguments)
+        done = self._place | {"name": self._called["name"], "arguments": arguments}
         events = [
             ("response.function_call_arguments.done", done),
             ("response.output_item.done", _added(self._place, item)),
         ]
         return events, item
 
-    def _item(self, status: str, arguments: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self._call_id,
-            "name": self._function,
-            "arguments": arguments,
-        }
+    def _item(self, status: str, text: str) -> dict[str, Any]:
+        return {"id": self._id, "type": self.kind, "status": status, self.text: text} | self._called
+
+
+class CustomCallItem(CallItem):
+    """A custom tool's call. Its input is told as it comes, if the arguments begin with it; where they have
+    none, their text stands in its place."""
+
+    kind = "custom_tool_call"
+    text = "input"
+
+    def __init__(self, index: int, call_id: str, name: str, namespace: str | None) -> None:
+        super().__init__(index, call_id, name, namespace)
+        self._begun = False
+        self._unread = ""
+        self._input: list[str] = []
+
+    def more(self, arguments: str) -> list[Event]:
+        self._arguments.append(arguments)
+        self._unread += arguments
+        if not self._begun and (opening := _OPENING.match(self._unread)) is not None:
+            self._begun, self._unread = True, self._unread[opening.end() :]
+        found = _CHARACTERS.match(self._unread) if self._begun else None
+        if not found or not found[0]:
+            return []
+        self._unread = self._unread[found.end() :]
+        return self._told(json.loads(f'"{found[0]}"', strict=False))
+
+    def finish(self, status: str) -> tuple[list[Event], dict[str, Any]]:
+        arguments = "".join(self._arguments)
+        given = (_object(arguments) or {}).get(TEXT)
+        events = [] if self._begun else self._told(given if isinstance(given, str) else arguments)
+        item = self._item("completed" if isinstance(given, str) else "incomplete", "".join(self._input))
+        events += [
+            ("response.custom_tool_call_input.done", self._place | {"input": item["input"]}),
+            ("response.output_item.done", _added(self._place, item)),
+        ]
+        return events, item
+
+    def _told(self, text: str) -> list[Event]:
+        """More of the input; halves of surrogate pairs, which have no UTF-8, become question marks."""
+        text = text.encode(errors="replace").decode()
+        self._input.append(text)
+        return [("response.custom_tool_call_input.delta", self._place | {"delta": text})]
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _added(place: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:

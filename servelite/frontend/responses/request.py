@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from servelite.frontend.errors import bad_request
@@ -9,26 +10,28 @@ from servelite.frontend.fields import read_fields
 from servelite.frontend.protocol import BodyRules, read_chat
 from servelite.frontend.responses.answer import ResponseTranslation
 from servelite.frontend.responses.fields import LOGPROBS, PASSED_ON, RESPONSES_FIELDS
+from servelite.frontend.responses.tools import KINDS, choose
 
 NAMES: Final = (
     ("max_completion_tokens", "max_output_tokens"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
+    (r"response_format(\.json_schema)?", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
+    ("verbosity", "text.verbosity"),
     ("messages", "input"),
-    (".function.", "."),
+    ("logprobs", "include"),
 )
-"""Names in a chat's errors, and what they are here."""
+"""Names in a chat's errors, and what they are here: see `renamed`."""
 
 
 def read_response(body: Any, rules: BodyRules) -> ResponseTranslation:
     """A decoded JSON body; raises `APIError` (400) naming the field."""
     values = read_fields(RESPONSES_FIELDS, body, rules.defaults, rules.unknown)
-    if values["top_logprobs"] is not None and LOGPROBS not in values["include"]:
+    if values["top_logprobs"] and LOGPROBS not in values["include"]:
         raise bad_request(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
     if values["stream_options"] is not None and not values["stream"]:
         raise bad_request("stream_options needs stream: true", "stream_options")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
+    tools, choice = choose(values["tool_choice"], values["tools"])
     instructions = values["instructions"]
     system = [] if instructions is None else [{"role": "system", "content": instructions}]
     chat: dict[str, Any] = {f.name: body[f.name] for f in PASSED_ON if body.get(f.name) is not None}
@@ -38,16 +41,19 @@ def read_response(body: Any, rules: BodyRules) -> ResponseTranslation:
         "max_completion_tokens": values["max_output_tokens"],
         "response_format": text.get("format"),
         "reasoning_effort": reasoning.get("effort"),
+        "verbosity": text.get("verbosity"),
         "logprobs": LOGPROBS in values["include"],
-        "top_logprobs": values["top_logprobs"],
+        "top_logprobs": values["top_logprobs"] or None,
+        "tool_choice": choice,
     }
     if values["stream"]:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
-    if values["tools"]:
-        chat |= {"tools": values["tools"], "parallel_tool_calls": values["parallel_tool_calls"]}
-    if values["tool_choice"] is not None:
-        chat["tool_choice"] = values["tool_choice"]
+    if tools:
+        declared = [{"type": "function", "function": tool.function} for tool in tools]
+        chat |= {"tools": declared, "parallel_tool_calls": values["parallel_tool_calls"]}
     request = read_chat({name: value for name, value in chat.items() if value is not None}, rules)
+    places = tuple(f"{tool.place}.parameters" for tool in tools)
+    request = replace(request, tools=replace(request.tools, places=places))
     repeated = {
         "model": values["model"],
         "instructions": instructions,
@@ -58,21 +64,25 @@ def read_response(body: Any, rules: BodyRules) -> ResponseTranslation:
         "frequency_penalty": request.sampling.frequency_penalty,
         "top_logprobs": values["top_logprobs"] or 0,
         "parallel_tool_calls": values["parallel_tool_calls"],
-        "tools": [_tool(tool) for tool in body.get("tools") or ()],
+        "tools": [_tool(tool) for tool in body.get("tools") or () if tool.get("type") in KINDS],
         "tool_choice": body.get("tool_choice") or "auto",
-        "text": {"format": _format(text.get("format") and body["text"]["format"]), "verbosity": "medium"},
+        "text": {
+            "format": _format(text.get("format") and body["text"]["format"]),
+            "verbosity": text.get("verbosity") or "medium",
+        },
         "reasoning": {
             "effort": reasoning.get("effort"),
             "summary": (body.get("reasoning") or {}).get("summary"),
         },
         "metadata": values["metadata"] or {},
     }
-    return ResponseTranslation(request, repeated)
+    return ResponseTranslation(request, repeated, tools)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as it was given, with all of its fields."""
-    return {"type": "function", "description": None, "parameters": None, "strict": None} | tool
+    """A tool as it was given; a function with all of its fields."""
+    more = {"description": None, "parameters": None, "strict": None} if tool["type"] == KINDS[0] else {}
+    return more | tool
 
 
 def _format(given: dict[str, Any] | None) -> dict[str, Any]:
