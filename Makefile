@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # compat: a folder that is called servelite, a clone beside a script of one's own, is not taken for it.
 EDITABLE := --config-settings editable_mode=compat -e
-PYTEST := $(BIN)/python -m pytest
+# Two runs side by side; it takes what pytest takes.
+PYTEST := $(BIN)/python -m tests.two_runs
 # What installing compiles.
 NATIVE := $(wildcard csrc/cpu/*)
 
