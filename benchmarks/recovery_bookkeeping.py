@@ -187,7 +187,7 @@ def workload(case: Case, tokens: int) -> Workload:
 def read_all(kind: type[EngineClient], work: Workload) -> tuple[float, int]:
     """(seconds of CPU time, sum of the tokens): all requests from their start to their end."""
     client = kind(0, Metrics("demo"), lambda: 1)
-    places = Admission(np.zeros(64, np.int64), 0, len(work.adds), 0).enter(len(work.adds))
+    places = Admission(np.zeros((2, 64), np.int64), 0, len(work.adds), 0).enter(len(work.adds))
     logprobs = work.adds[0].sampling.logprobs >= 0
     total = 0
     gc.collect()

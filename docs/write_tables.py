@@ -103,11 +103,12 @@ otherwise has to be told: Vercel's AI SDK by `providerOptions: { openai: { store
 Tools are functions, custom tools, and namespaces of both. The model sees a custom tool as a function whose
 only argument, `input`, is a text; a `grammar` for it is refused. It sees a namespace's tools as
 `NAMESPACE__NAME`, the namespace's description before that of its first tool; a call has both names apart.
-With `allowed_tools` it sees those only. Hosted tools (`web_search`, `local_shell`, `tool_search`, `mcp`, ...)
-are a 400; under `--unknown-fields warn` they are left out, and a custom tool's grammar is told to the model,
-which is not held to it. With `truncation: "auto"` as with `disabled`, input that does not fit is a 400.
-`text.verbosity` is a variable for the chat template, as `reasoning.effort` is; of the reasoning, which comes
-as it is, no summary is written.
+With `allowed_tools` it sees those only. `tool_choice` may give a tool's `namespace`, and has to where several
+have its name and the tools outside of them do not. Hosted tools (`web_search`, `local_shell`, `tool_search`,
+`mcp`, ...) are a 400; under `--unknown-fields warn` they are left out, and a custom tool's grammar is told to
+the model, which is not held to it. With `truncation: "auto"` as with `disabled`, input that does not fit is
+a 400. `text.verbosity` is a variable for the chat template, as `reasoning.effort` is; of the reasoning, which
+comes as it is, no summary is written.
 
 Codex works as it comes, but for its web search and its images; its own prompt has about 9,000 tokens. In
 its config.toml:

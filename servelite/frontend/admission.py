@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -41,12 +43,13 @@ class Admission:
     def __init__(
         self, slots: npt.NDArray[np.int64], client: int, max_num_seqs: int, max_waiting: int
     ) -> None:
-        self._slots = slots
+        """`slots`: the progress page's."""
+        self._slots, self._preparing = slots
         self._client = client
         self._max_num_seqs = max_num_seqs
         self.limit: int = max_num_seqs + max_waiting
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
-        slots[client] = 0
+        slots[:, client] = 0
 
     @property
     def accepted(self) -> int:
@@ -76,6 +79,15 @@ class Admission:
             )
         self._slots[self._client] += count
         return [Place(self) for _ in range(count)]
+
+    @contextmanager
+    def preparing(self, count: int) -> Iterator[None]:
+        """Meanwhile `count` of the accepted requests are not at the engine."""
+        self._preparing[self._client] += count
+        try:
+            yield
+        finally:
+            self._preparing[self._client] -= count
 
     def left(self) -> None:
         """A place was given back (called by `Place` only)."""

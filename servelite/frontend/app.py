@@ -133,9 +133,9 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
         )
 
     async def count(request: Request) -> Response:
+        asked = await read(request, anthropic.read_count)
+        service.check_model(asked.model)
         with renamed(anthropic.NAMES):
-            asked = await read(request, anthropic.read_count)
-            service.check_model(asked.model)
             _, tokens = await service.preparation.rendered(asked.messages, asked.template)
         return _json(200, {"input_tokens": len(tokens)})
 

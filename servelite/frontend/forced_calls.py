@@ -14,6 +14,7 @@ from servelite.frontend.fields import shown
 from servelite.frontend.parsers.bodies import NAME
 from servelite.frontend.parsers.formats import Begin, ChatFormats, ReasoningFormat, ToolFormat
 from servelite.frontend.parsers.tag_values import converted
+from servelite.frontend.schema_keywords import with_each
 from servelite.frontend.thinking import ThinkingLimit
 from servelite.frontend.tools import ToolUse, parameters_of
 from servelite.frontend.unions import Unions, resolve
@@ -303,7 +304,8 @@ class _Arguments:
         for key in reversed(properties):
             if next(self._branches(properties[key]), None) is None:
                 continue
-            self._check_key(key)
+            if not self._can_write(key, key in required):
+                continue
             one = properties[key]
             member = write(key, one if isinstance(one, Mapping) else {})
             skip_later, skip_first = ("", "") if key in required else (f"{later} | ", f"{first} | ")
@@ -329,8 +331,9 @@ class _Arguments:
                 yield from self._branches(one, hops - 1)
         elif isinstance(schema.get("enum"), list) and "const" not in schema:
             for strings in (True, False):
-                if values := [value for value in schema["enum"] if isinstance(value, str) is strings]:
-                    yield {**schema, "enum": values}
+                values = [value for value in schema["enum"] if isinstance(value, str) is strings]
+                if self._unions.kinds(one := {**schema, "enum": values}):
+                    yield one
         elif isinstance(schema.get("type"), list):
             for one in schema["type"]:
                 others = {word for kind, words in _OF_TYPES.items() if kind != one for word in words}
@@ -450,16 +453,19 @@ class _Arguments:
                 "unsupported_schema",
             )
 
-    def _check_key(self, key: str) -> None:
-        """Raises for a parameter that the format has no way to write."""
+    def _can_write(self, key: str, required: bool) -> bool:
+        """Whether the format has a way to write a parameter; raises where it may not be left out."""
         python = self._form.written.arguments == "python"
-        if not (key.isidentifier() if python else NAME.fullmatch(key) and ":" not in key):
-            raise bad_request(
-                f"{self._function.place}: the parameter {key[:60]!r} cannot be written in this model's "
-                f"format, {self._form.name}",
-                self._function.place,
-                "unsupported_schema",
-            )
+        if key.isidentifier() if python else NAME.fullmatch(key) and ":" not in key:
+            return True
+        if not (required or self._function.strict):
+            return False
+        raise bad_request(
+            f"{self._function.place}: the parameter {key[:60]!r} cannot be written in this model's "
+            f"format, {self._form.name}",
+            self._function.place,
+            "unsupported_schema",
+        )
 
 
 def _rooted(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -474,13 +480,11 @@ def _rooted(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return linked
 
 
-def _linked(part: Any) -> Any:
-    """`part` with its references to the root's parts as ones to `_ROOT`'s."""
-    if isinstance(part, list):
-        return [_linked(one) for one in part]
-    if not isinstance(part, Mapping):
-        return part
-    linked = {name: _linked(one) for name, one in part.items()}
+def _linked(schema: Any) -> Any:
+    """`schema` with its references to the root's parts as ones to `_ROOT`'s. Values, as of `enum`, stay."""
+    if not isinstance(schema, Mapping):
+        return schema
+    linked = {keyword: with_each(keyword, value, _linked) for keyword, value in schema.items()}
     target = linked.get("$ref")
     if isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")):
         linked["$ref"] = f"#/$defs/{quote(_ROOT)}{target[1:]}"

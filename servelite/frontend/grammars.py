@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from servelite.frontend.errors import APIError, bad_request
 from servelite.frontend.fields import OneOf, String, Strings, check_names, shown
+from servelite.frontend.intersections import MAX_EXPRESSIONS, joined_in_grammar, most_expressions
 from servelite.frontend.loose_schemas import without_refused
 from servelite.frontend.repetitions import MAX_RUN, run_of_expression, run_of_grammar
 from servelite.frontend.schema_keywords import enforceable, run_text
@@ -61,6 +62,10 @@ _SCHEMA_PLACES: Final = {"response_format": ".json_schema.schema", "structured_o
 _BRANCHES_ALIKE: Final = (
     "oneOf is enforced only where its branches exclude each other: by their types, or by a property that "
     "each lists other values of (const, enum); use anyOf"
+)
+_TOO_MUCH_AT_ONCE: Final = (
+    "a pattern (pattern, format) and what else its text must fit (minLength, maxLength, another pattern) are "
+    "too large to be enforced together; give smaller bounds"
 )
 _NO_LOOK_AROUND: Final = "look-around is not supported, nor are ^ and $ within an expression"
 
@@ -219,10 +224,12 @@ def compile_check(grammar: str, grammars: Grammars, field: str, loose: bool = Fa
     if kind == GrammarKind.JSON_SCHEMA:
         place += _SCHEMA_PLACES.get(field, "")
         schema = enforceable(value, place, loose=loose)
+        _check_joined(most_expressions(schema), place)
         grammar = grammar_text(
             GrammarKind.JSON_SCHEMA, without_refused(schema, compiles) if loose else schema
         )
     elif kind in (GrammarKind.REGEX, GrammarKind.LARK):
+        _check_joined(joined_in_grammar(value) if kind == GrammarKind.LARK else 0, place)
         run = run_of_expression(value) if kind == GrammarKind.REGEX else run_of_grammar(value)
         if run > MAX_RUN:
             raise bad_request(f"{place} {run_text(run)}", place, "invalid_grammar")
@@ -233,10 +240,20 @@ def compile_check(grammar: str, grammars: Grammars, field: str, loose: bool = Fa
     return grammar
 
 
+def _check_joined(count: int, place: str) -> None:
+    if count > MAX_EXPRESSIONS:
+        text = f"{place} has {count} expressions that one text must match; the limit is {MAX_EXPRESSIONS}"
+        raise bad_request(text, place, "invalid_grammar")
+
+
 def _in_our_words(error: str) -> str:
     """What the library says, where it speaks of itself."""
     if error.startswith("oneOf constraints"):
         return _BRANCHES_ALIKE
+    if "determine if regex is empty" in error:
+        return _TOO_MUCH_AT_ONCE
+    if "Regex is empty" in error:
+        return "no text fits a pattern (pattern, format) and what else is asked of it"
     return error.replace("json-schema:///", "").replace("lookarounds not supported yet", _NO_LOOK_AROUND)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any, Final
 
-from servelite.frontend.schema_keywords import ENFORCED, Holds
+from servelite.frontend.schema_keywords import with_each
 
 MAX_TRIES: Final = 300  # of one schema: from then on, what may hold a fault is left out whole
 MAX_SECONDS: Final = 1.0  # of CPU time for them: other grammars wait for the thread
@@ -47,7 +47,9 @@ class _Sieve:
         if root:
             for shared in self._shared.values():
                 shared.update({key: self.sift(one) for key, one in shared.items()})
-        kept = {word: self._inside(word, value) for word, value in part.items() if word not in _SHARED}
+        kept = {
+            word: with_each(word, value, self.sift) for word, value in part.items() if word not in _SHARED
+        }
         for word in sorted(kept, key=lambda word: _SHAPE.index(word) if word in _SHAPE else -1):
             if self._right(kept):
                 break
@@ -55,11 +57,3 @@ class _Sieve:
             if word == "patternProperties":  # which it is no more that speaks of the other keys
                 kept.pop("additionalProperties", None)
         return {**kept, **self._shared} if root else kept
-
-    def _inside(self, word: str, value: Any) -> Any:
-        holds = ENFORCED[word]
-        if holds is Holds.BY_NAME:
-            return {name: self.sift(one) for name, one in value.items()}
-        if holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
-            return [self.sift(one) for one in value]
-        return self.sift(value) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value

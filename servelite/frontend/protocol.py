@@ -178,7 +178,7 @@ _COMMON_FIELDS: Final = (
         "the form of the answer: any JSON object, or one that a JSON Schema describes",
     ),
     Field("stream", Boolean(), False, "send the answer as it comes, as server-sent events"),
-    Field("stream_options", Object(_OPTIONS_OF_STREAM), None, "with `stream` only"),
+    Field("stream_options", Object(_OPTIONS_OF_STREAM), None, "with `stream` only, unless all false"),
     Field(
         "prompt_logprobs",
         Integer(0, MAX_LOGPROBS),
@@ -380,7 +380,7 @@ def read_tokenize(body: Any, rules: BodyRules = PLAIN_RULES) -> TokenizeRequest:
         values["model"],
         values["prompt"],
         values["messages"],
-        _template(values, values["tools"] or ()),
+        _template(values, tuple((values["tools"] or {}).values())),
         values["add_special_tokens"],
         values["return_token_strs"],
     )
@@ -427,7 +427,7 @@ def _grammar(values: Mapping[str, Any]) -> str:
 
 def _form(values: Mapping[str, Any], logprobs: int) -> AnswerForm:
     stream, stream_options = values["stream"], values["stream_options"]
-    if stream_options is not None and not stream:
+    if not stream and any((stream_options or {}).values()):
         raise bad_request("stream_options needs stream: true", "stream_options")
     usage = stream_options or {"include_usage": False, "continuous_usage_stats": False}
     if stream and values["prompt_logprobs"] is not None:

@@ -7,6 +7,7 @@ turn, or in how many, nothing of the kind is: `[a-z]{100000}` and `x{0,100000}` 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ _IN_RULE: Final = re.compile(
 )
 _RULE: Final = re.compile(r"^[ \t]*[!?]?([A-Za-z_]\w*)(?:::\w+)?(?:\.-?\d+)?(?:\[[^\]\n]*\])?[ \t]*:", re.M)
 
+_SCHEMA: Final = re.compile(r"%json\s*\{")
+_DECODE: Final = json.JSONDecoder().raw_decode
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -49,7 +53,8 @@ def run_of_expression(pattern: str) -> int:
 
 
 def run_of_grammar(text: str) -> int:
-    """The longest run of a grammar in Lark, about. Rules without end count once."""
+    """The longest run of a grammar in Lark, about. Rules without end count once; JSON Schemas not at all."""
+    text = without_schemas(text)
     heads = [*_RULE.finditer(text)]
     ends = [*(head.start() for head in heads[1:]), len(text)]
     bodies = {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
@@ -66,6 +71,20 @@ def run_of_grammar(text: str) -> int:
             waiting.pop()
             runs[name] = _longest(found, runs)
     return runs["start"].length
+
+
+def without_schemas(text: str) -> str:
+    """A grammar with a choice in the place of each schema, whose words are no text of an answer."""
+    kept, at = list[str](), 0
+    for found in _SCHEMA.finditer(text):
+        if found.start() >= at:
+            try:
+                _, end = _DECODE(text, found.end() - 1)
+            except (ValueError, RecursionError):
+                continue
+            kept += text[at : found.start()], "<json>"
+            at = end
+    return "".join([*kept, text[at:]])
 
 
 def _longest(parts: Iterable[re.Match[str]], runs: Mapping[str, _Run]) -> _Run:

@@ -15,6 +15,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final
 
+from servelite.frontend.control_characters import UNWRITTEN, narrowed
 from servelite.frontend.errors import APIError, bad_request
 from servelite.frontend.fields import JSONObject, shown
 from servelite.frontend.repetitions import MAX_RUN, run_of_expression
@@ -153,6 +154,7 @@ _OTHERS: Final = {
 }
 """Keywords, and the one that speaks of what they leave: it would speak of more without them."""
 
+_CONTROLS: Final = r"no control characters but \b, \f, \n, \r and \t are written in strings"
 _LOOKS_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9bB]")
 _ESCAPED: Final = re.compile(r"\\\\|\[[^\]]*\]")  # backslashes, and lists of characters
 
@@ -304,7 +306,10 @@ class _Walk:
             if isinstance(one, list):
                 waiting += one
             elif isinstance(one, dict):
-                waiting += [*one, *one.values()]
+                self._values("required", list(one), part, at, old)
+                waiting += one.values()
+            elif isinstance(one, str) and keyword != "required" and UNWRITTEN.search(one):
+                raise self._unsupported(f"{at} has the text {shown(one)}; {_CONTROLS}")
             elif isinstance(one, str) and len(one) > MAX_RUN:
                 raise self._refused(f"{at} has a text of {len(one)} characters; the limit is {MAX_RUN}")
             elif isinstance(one, int | float) and not abs(one) <= MAX_NUMBER:
@@ -317,10 +322,9 @@ class _Walk:
         if decimal is not None:  # with a digit before the point
             sign, most, rest, fraction = decimal.groups()
             value = f"^{sign}\\d{{1,{most or ''}}}{rest or (f'({fraction})?$' if fraction else '$')}"
-        self._check_expression(value, at)
-        return value
+        return self._expression(value, at)
 
-    def _check_expression(self, pattern: str, at: str) -> None:
+    def _expression(self, pattern: str, at: str) -> str:
         if _LOOKS_AROUND.search(_ESCAPED.sub("", pattern)):
             raise self._unsupported(
                 f"{at} is {shown(pattern)}: look-around (\\b too) and back-references are not enforced"
@@ -328,6 +332,10 @@ class _Walk:
         run = run_of_expression(pattern)
         if run > MAX_RUN:
             raise self._refused(f"{at} is {shown(pattern)}, which {run_text(run)}")
+        made = narrowed(pattern)
+        if made is None:
+            raise self._unsupported(f"{at} is {shown(pattern)}; {_CONTROLS}")
+        return made
 
     def _format(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
         if value not in FORMATS:
@@ -362,7 +370,7 @@ class _Walk:
     def _properties(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
         if len(value) > MAX_PROPERTIES:
             raise self._refused(f"{at} has {len(value)} properties; the limit is {MAX_PROPERTIES}")
-        self._values(keyword, list(value), part, at, old)
+        self._values("required", list(value), part, at, old)
         return value
 
     def _patterns(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
@@ -370,7 +378,11 @@ class _Walk:
         if self._pattern_properties > MAX_PATTERN_PROPERTIES:
             raise self._refused(f"{self._place} has more than {MAX_PATTERN_PROPERTIES} patternProperties")
         for pattern in value:
-            self._check_expression(pattern, at)
+            if self._expression(pattern, at) != pattern:  # other keys would be what it does not match
+                raise self._unsupported(
+                    f"{at} is {shown(pattern)}: a list with control characters must have quotes and "
+                    "backslashes too"
+                )
         return value
 
     def _tuple(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
@@ -437,6 +449,16 @@ _CHECKS: Final[Mapping[str, Callable[[_Walk, str, Any, dict[str, Any], str, bool
 }
 """What else a keyword's value is checked for: by the keyword, its value, the schema, the place, and whether
 that is of an older draft; each gives the value as it is enforced."""
+
+
+def with_each(keyword: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """A keyword's value with each schema that is in it as `change` gives it."""
+    holds = ENFORCED.get(keyword)
+    if holds is Holds.BY_NAME and isinstance(value, Mapping):
+        return {name: change(one) for name, one in value.items()}
+    if holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
+        return [change(one) for one in value]
+    return change(value) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value
 
 
 def run_text(run: int) -> str:

@@ -202,13 +202,14 @@ class Service:
             min(len(inputs), 2 * self.settings.max_num_seqs, self._admission.limit)
         )
         try:
-            prompts = await self.preparation.embedding(
-                inputs,
-                self._caching(options),
-                self.facts.max_model_len,
-                add_special_tokens=add_special_tokens,
-                truncate=options.truncate,
-            )
+            with self._admission.preparing(len(places)):
+                prompts = await self.preparation.embedding(
+                    inputs,
+                    self._caching(options),
+                    self.facts.max_model_len,
+                    add_special_tokens=add_special_tokens,
+                    truncate=options.truncate,
+                )
             self.lifecycle.check()  # again: preparing took its time
             deadline_ms = _time_left(options, arrived)
         except BaseException:
@@ -259,11 +260,12 @@ class Service:
         self._check_options(options)
         places = self._admission.enter(count)
         try:
-            caching = self._caching(options)
-            grammar = await self._check_grammar(sampling, options)
-            prepared = await prepare(caching)
-            if reading is not None:
-                grammar = await self._chat_grammar(grammar, sampling, options, reading, prepared.begin)
+            with self._admission.preparing(count):
+                caching = self._caching(options)
+                grammar = await self._check_grammar(sampling, options)
+                prepared = await prepare(caching)
+                if reading is not None:
+                    grammar = await self._chat_grammar(grammar, sampling, options, reading, prepared.begin)
             self.lifecycle.check()  # again: preparing took its time
             return self._submit(prepared, sampling, options, places, param, arrived, reading, grammar)
         except BaseException:

@@ -20,6 +20,7 @@ from servelite.frontend.fields import (
     Only,
     String,
     shown,
+    unsupported_kind,
 )
 from servelite.frontend.parsers.sink import CallRules
 from servelite.frontend.prompts import NOTES
@@ -31,6 +32,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _CHOICES: Final = ("none", "auto", "required")
 _MODES: Final = ("auto", "required")  # of allowed tools
+_OBJECTS: Final = ("object", ["object"], ["object", "null"], ["null", "object"])
+"""Types of arguments, which always are an object."""
 
 
 @dataclass(frozen=True)
@@ -84,28 +87,32 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return function.get("parameters") or _NO_ARGUMENTS
 
 
-def read_tools(path: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """The functions of `tools`; each name once."""
+def read_tools(path: str, value: Any) -> dict[str, dict[str, Any]]:
+    """The functions of `tools` by their places in the request; each name once."""
     if not isinstance(value, list):
         raise bad_request(f"{path} must be a list of functions, not {shown(value)}", path)
     if len(value) > MAX_TOOLS:
         raise bad_request(f"{path} has {len(value)} functions; the limit is {MAX_TOOLS}", path)
     tools: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
     for i, tool in enumerate(value):
         at = f"{path}[{i}]"
-        if isinstance(tool, dict) and tool.get("type") is not None:  # another type has other fields
-            _read_type(f"{at}.type", tool["type"])
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in (None, "function"):  # another type has other fields
+            unsupported_kind(f"{at}.type", kind, "only functions are")
+            continue
         read = _TOOL.read(at, tool)
         name = read["function"]["name"]
-        if name in tools:
+        if name in names:
             raise bad_request(f"{at}.function.name {name!r} is there twice", f"{at}.function.name")
-        tools[name] = _as_sent(tool | {"function": _as_sent(tool["function"], read["function"])}, read)
-    return tuple(tools.values())
+        names.add(name)
+        tools[at] = _in_order(tool, read | {"function": _in_order(tool["function"], read["function"])})
+    return tools
 
 
-def _as_sent(value: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+def _in_order(sent: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
     """What was read of an object, in the object's own order, which templates write out."""
-    return {name: one for name, one in value.items() if read.get(name) is not None}
+    return {name: read[name] for name in sent if read.get(name) is not None}
 
 
 def read_tool_choice(path: str, value: Any) -> ToolChoice:
@@ -126,22 +133,22 @@ def read_tool_choice(path: str, value: Any) -> ToolChoice:
 
 def tool_use(values: Mapping[str, Any]) -> ToolUse:
     """From the values of TOOL_FIELDS; raises `APIError` (400) where they contradict each other."""
-    tools: tuple[dict[str, Any], ...] = values["tools"] or ()
+    tools: dict[str, dict[str, Any]] = values["tools"] or {}
     choice: ToolChoice = values["tool_choice"] or ToolChoice("auto" if tools else "none")
     if choice.mode in ("required", "named") and not tools:
         raise bad_request("tool_choice asks for a call, and there are no tools", "tool_choice")
     wanted = (choice.name,) if choice.mode == "named" else choice.allowed or ()
-    names = [tool["function"]["name"] for tool in tools]
+    names = [tool["function"]["name"] for tool in tools.values()]
     for name in wanted:
         if name not in names:
             raise bad_request(
                 f"tool_choice names the function {name!r}, which is not among the tools", "tool_choice"
             )
-    places: tuple[str, ...] = ()
     if choice.allowed is not None:
-        kept = [i for i, name in enumerate(names) if name in choice.allowed]
-        tools, places = tuple(tools[i] for i in kept), tuple(f"tools[{i}].function.parameters" for i in kept)
-    return ToolUse(tools, choice, values["parallel_tool_calls"], places) if tools else NO_TOOLS
+        tools = {at: tool for at, tool in tools.items() if tool["function"]["name"] in choice.allowed}
+    places = tuple(f"{at}.function.parameters" for at in tools)
+    parallel = values["parallel_tool_calls"] and choice.mode != "named"  # that function, once
+    return ToolUse(tuple(tools.values()), choice, parallel, places) if tools else NO_TOOLS
 
 
 def _read_type(path: str, value: Any) -> str:
@@ -161,8 +168,11 @@ def _read_name(path: str, value: Any) -> str:
 
 
 def _read_parameters(path: str, value: Any) -> dict[str, Any]:
-    schema = JSONObject(MAX_SCHEMA_DEPTH).read(path, value)
-    if schema.get("type", "object") != "object":
+    given = JSONObject(MAX_SCHEMA_DEPTH).read(path, value)
+    schema = {keyword: one for keyword, one in given.items() if one is not None}
+    if schema.get("type") in _OBJECTS:
+        schema["type"] = "object"  # templates take the type for a word
+    elif "type" in schema:
         raise bad_request(f"{path}.type is {shown(schema['type'])}; arguments are an object", f"{path}.type")
     if not isinstance(schema.get("properties", {}), dict):
         raise bad_request(
@@ -183,7 +193,9 @@ NAME_SCHEMA: Final = {"type": "string", "pattern": f"^{_NAME.pattern}$"}
 _FUNCTION_NAME = Field(
     "name", Custom(_read_name, "name", NAME_SCHEMA), REQUIRED, "what the model calls it by"
 )
-PARAMETERS_SCHEMA: Final = asked({"type?": "object", "properties?": dict, "*": Any})
+PARAMETERS_SCHEMA: Final = asked(
+    {"type?": ("object", [OneOf(("object", "null"))]), "properties?": dict, "*": Any}
+)
 FUNCTION_FIELDS: Final = (
     _FUNCTION_NAME,
     Field("description", String(1 << 20), None, "what it does, for the model"),
@@ -230,7 +242,7 @@ TOOL_FIELDS: Final = (
             asked((OneOf(_CHOICES), _NAMED, _ALLOWED)),
         ),
         None,
-        "whether it calls: not at all, as it likes, at least once, that one; absent: `auto` with `tools`",
+        "whether it calls: not at all, as it likes, at least once, that one once; absent: `auto` if `tools`",
     ),
     Field("parallel_tool_calls", Boolean(), True, "more than one call in an answer"),
 )

@@ -149,20 +149,17 @@ class TranslatedChat:
         await generating(self._service, scope, send, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with renamed(self._names):
-            await self._translated(scope, receive, send)
-
-    async def _translated(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         translation = await read_request(
             service, scope, receive, lambda body: self._read(body, service.rules)
         )
         chat = translation.chat
-        if chat.form.stream:
-            await self._generation.answer(chat, receive, _Stream(translation, send))
-            return
-        chat = replace(chat, form=replace(chat.form, stream=True, include_usage=True))
-        await self._generation.answer(chat, receive, _Whole(translation, send), collected=True)
+        with renamed(self._names):
+            if chat.form.stream:
+                await self._generation.answer(chat, receive, _Stream(translation, send))
+                return
+            chat = replace(chat, form=replace(chat.form, stream=True, include_usage=True))
+            await self._generation.answer(chat, receive, _Whole(translation, send), collected=True)
 
 
 class _Whole:
@@ -210,7 +207,10 @@ class _Stream:
 @contextlib.contextmanager
 def renamed(names: Sequence[tuple[str, str]]) -> Iterator[None]:
     """Errors raised inside name fields as the other API does: a path that begins with a first name, which
-    is a regular expression, begins with the second. What follows may be the client's own."""
+    is a regular expression, begins with the second. What follows may be the client's own.
+
+    Only for errors about a translated chat: those about the client's own body name what it has sent.
+    """
     try:
         yield
     except APIError as error:

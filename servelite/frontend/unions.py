@@ -18,6 +18,9 @@ _HOPS: Final = 50  # from a schema to what is looked for in it
 EVERY: Final = frozenset(("string", "integer", "fraction", "boolean", "null", "array", "object"))
 _TYPES: Final = {kind: frozenset((kind,)) for kind in EVERY} | {"number": frozenset(("integer", "fraction"))}
 _NO_URI: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]")
+_INDEX: Final = re.compile(
+    "0|[1-9][0-9]{0,9}"
+)  # of any part of a schema: of thousands of digits none is read
 _UNION: Final = ("anyOf", "oneOf")
 
 Values = frozenset[str] | None
@@ -38,7 +41,7 @@ def resolve(root: Any, reference: Any) -> Any:
     for name in reference.split("/")[1:]:
         key = unquote(name).replace("~1", "/").replace("~0", "~")
         if isinstance(part, list):
-            part = part[int(key)] if key.isdecimal() and int(key) < len(part) else None
+            part = part[int(key)] if _INDEX.fullmatch(key) and int(key) < len(part) else None
         else:
             part = part.get(key) if isinstance(part, Mapping) else None
     return part

@@ -25,7 +25,8 @@ _HEADER: Final = 8  # int64 words
 _STEP, _TIME, _COUNT = range(3)
 _STEP_HEADER: Final = 4
 _STEP_WORDS: Final = _STEP_HEADER + 2 * MAX_STEP_REQUESTS
-_BYTES: Final = (_HEADER + MAX_FRONT_ENDS + MAX_IN_FLIGHT * _STEP_WORDS) * 8
+_SLOTS: Final = 2 * MAX_FRONT_ENDS
+_BYTES: Final = (_HEADER + _SLOTS + MAX_IN_FLIGHT * _STEP_WORDS) * 8
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class ProgressPage:
         self._map = mmap.mmap(fd, _BYTES)
         words: npt.NDArray[np.int64] = np.frombuffer(self._map, dtype=np.int64)
         self._words = words[:_HEADER]
-        self.slots = words[_HEADER : _HEADER + MAX_FRONT_ENDS]
-        """Accepted and unfinished requests of each front end; each writes its own slot only."""
-        self._ring = words[_HEADER + MAX_FRONT_ENDS :].reshape(MAX_IN_FLIGHT, _STEP_WORDS)
+        self.slots = words[_HEADER : _HEADER + _SLOTS].reshape(2, MAX_FRONT_ENDS)
+        """Of each front end its accepted and unfinished requests; and how many of these it still prepares,
+        so that the engine knows nothing of them. Each writes its own slots only."""
+        self._ring = words[_HEADER + _SLOTS :].reshape(MAX_IN_FLIGHT, _STEP_WORDS)
 
     @classmethod
     def create(cls) -> ProgressPage:

@@ -205,7 +205,8 @@ class Supervisor:
         self._look_at = now + self._look_every
         if self._engine.first_dead is not None or not self._engine.ready:
             return
-        busy = bool(self._page.slots.any())
+        accepted, preparing = self._page.slots
+        busy = bool((accepted > preparing).any())
         verdict = self._watchdog.look(now, progress=self._page.progress, busy=busy)
         if verdict is Verdict.HUNG:
             self._engine.kill(f"it hung: no progress for {self._watchdog.silence:.1f} s with work to do")
@@ -295,7 +296,7 @@ class Supervisor:
         """A front end has died, its connections with it. Whether the server goes on, with another one."""
         client = self._front_ends.index(front_end)
         self._engine.send(FrontEndGone(client, front_end.pid))
-        self._page.slots[client] = 0
+        self._page.slots[:, client] = 0
         self._release(self._recovery.forget(client))
         now = time.monotonic()
         self._replaced = [at for at in self._replaced if now - at < WINDOW_S] + [now]
@@ -330,7 +331,7 @@ class Supervisor:
         """The new engine is ready: it gets the old one's requests."""
         self._say(
             f"a new engine is up, {time.monotonic() - self._died_at:.1f} s after; "
-            f"{int(self._page.slots.sum())} answers go on"
+            f"{int(self._page.slots[0].sum())} answers go on"
         )
         for front_end in self._front_ends:
             front_end.send(EngineUp(self._engine.boot.engine_address, self._engine.boot.epoch))
@@ -352,7 +353,7 @@ class Supervisor:
             self._asked = True
             delay, timeout = self._settings.drain_delay, self._settings.drain_timeout
             self._say(
-                f"draining: {int(self._page.slots.sum())} answers in flight, up to {delay + timeout:g} s; "
+                f"draining: {int(self._page.slots[0].sum())} answers in flight, up to {delay + timeout:g} s; "
                 "a second signal ends at once"
             )
             self._drain(delay, timeout)

@@ -89,7 +89,7 @@ class FakeEngine:
                 dtype="float32",
                 device="none",
                 executor="fake",
-                features=("logprobs",),
+                features=more.pop("features", ("logprobs",)),
                 **more,
             )
         )
@@ -135,7 +135,7 @@ async def service_and_engine(
     address = f"ipc://{folder}/e.sock"
     engine = FakeEngine(address)
     service = Service(
-        Settings(executor="simulated", **settings), 0, np.zeros(64, np.int64), opened(model), threads=1
+        Settings(executor="simulated", **settings), 0, np.zeros((2, 64), np.int64), opened(model), threads=1
     )
     reader = asyncio.create_task(service.engine.run(address, EPOCH))
     try:

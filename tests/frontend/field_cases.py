@@ -125,6 +125,10 @@ CUSTOM: dict[str, list[Case]] = {
         Case("low", [], True),
         Case("within", [ADD], True),
         Case("within", function(description="d", parameters={}, strict=True), True),
+        *[
+            Case("within", function(parameters={"type": kind, "properties": None}), True)
+            for kind in ("object", None, ["object"], ["object", "null"])
+        ],
         Case("within", [ADD | {"cache_control": {"type": "ephemeral"}}], True),
         Case("high", tools(MAX_TOOLS), True),
         Case("above", tools(MAX_TOOLS + 1), False, (str(MAX_TOOLS),)),

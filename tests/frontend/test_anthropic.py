@@ -116,6 +116,8 @@ async def test_a_silence_is_filled_with_pings(demo_model: Path, tmp_path: Path) 
         (body(max_tokens=None), 400, "invalid_request_error", "max_tokens"),
         (body(max_tokens=600), 400, "invalid_request_error", "512"),
         (body(odd=1), 400, "invalid_request_error", "odd"),
+        (body(max_completion_tokens=5), 400, "invalid_request_error", "field max_completion_tokens"),
+        (body(reasoning_effort="low"), 400, "invalid_request_error", "field reasoning_effort"),
         (body(messages=[user({"type": "image", "source": {}})]), 400, "invalid_request_error", "image"),
         (body(tools=[TOOL | {"input_schema": []}]), 400, "invalid_request_error", "tools[0].input_schema"),
         (body(model="other"), 404, "not_found_error", "other"),

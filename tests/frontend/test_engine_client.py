@@ -93,7 +93,7 @@ async def test_lost_tokens_end_the_reader(demo_model: Path, tmp_path: Path) -> N
 def _place() -> Any:
     from servelite.frontend.admission import Admission
 
-    return Admission(np.zeros(64, np.int64), 0, 4, 4).enter()[0]
+    return Admission(np.zeros((2, 64), np.int64), 0, 4, 4).enter()[0]
 
 
 async def test_the_engines_refusal_has_its_status(demo_model: Path, tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ UNIONS: list[dict[str, Any]] = [
     {"anyOf": [{"$ref": "#/$defs/point"}, {"type": "string", "maxLength": 3}, {"type": "null"}]},
     {"anyOf": [{"$ref": "#/$defs/colour"}, {"type": "array", "items": {"$ref": "#/$defs/colour"}}]},
     {"enum": ["red", "3", 3, None, "null", True]},
+    {"type": "integer", "enum": [1, 2.0, 2.5, "x"]},
     {"$ref": "#/$defs/colour"},
     {"type": "string", "minLength": 1, "maxLength": 3},
     {"$ref": "#/properties/b"},
@@ -339,6 +340,20 @@ def test_arguments_that_are_a_reference(form: str, grammars: Grammars, tokenizer
     assert {"next", "z"} == set(arguments) and arguments["z"] in (True, False)
 
 
+@pytest.mark.parametrize("form", ["qwen3_coder", "pythonic", "hermes"])
+def test_a_value_that_looks_like_a_reference_is_none(
+    form: str, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    value = {"enum": [{"$ref": "#/x"}]}
+    properties = {"a": value, "b": {"$ref": "#/properties/a"}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"]}
+    schema["additionalProperties"] = False
+    asked = ToolUse((tool("f", schema, strict=True),), ToolChoice("required"), parallel=False)
+    text = drawn(grammars, tokenizer, forced(asked, formats(form), tokenizer.split_controls), 1)
+    ((_, arguments),) = read([text], form, rules=CallRules({"f": schema})).parsed
+    assert arguments == {"a": {"$ref": "#/x"}, "b": {"$ref": "#/x"}}
+
+
 def test_what_a_value_cannot_be_enforced_by_is_left_out(tokenizer: Tokenizer) -> None:
     """Of a schema that is not strict; the rest of it is followed."""
     properties = {
@@ -367,13 +382,23 @@ def test_what_a_value_cannot_be_enforced_by_is_left_out(tokenizer: Tokenizer) ->
         assert caught.value.param == "tools[0].function.parameters"
 
 
-@pytest.mark.parametrize(("form", "key"), [("pythonic", "a-b"), ("qwen3_coder", "a b"), ("gemma4", "a:{")])
-def test_a_parameter_that_cannot_be_written_is_refused(
+@pytest.mark.parametrize(
+    ("form", "key"), [("pythonic", "a-b"), ("qwen3_coder", "a b"), ("gemma4", "a:{"), ("functiongemma", "é")]
+)
+def test_a_parameter_that_cannot_be_written_is_refused_or_left_out(
     form: str, key: str, grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
     schema = {"type": "object", "properties": {key: {"type": "integer"}}}
-    asked = ToolUse((tool("f", schema),), ToolChoice("required"))
-    with pytest.raises(APIError) as caught:
-        forced(asked, formats(form), tokenizer.split_controls)
-    assert caught.value.param == "tools[0].function.parameters" and repr(key) in caught.value.message
-    grammars.compile(forced(asked, formats("hermes"), tokenizer.split_controls))
+    for more, strict in (({"required": [key]}, False), ({}, True)):
+        asked = ToolUse((tool("f", schema | more, strict=strict),), ToolChoice("required"))
+        with pytest.raises(APIError) as caught:
+            forced(asked, formats(form), tokenizer.split_controls)
+        assert caught.value.param == "tools[0].function.parameters" and repr(key) in caught.value.message
+        grammars.compile(forced(asked, formats("hermes"), tokenizer.split_controls))
+    loose = forced(
+        ToolUse((tool("f", schema),), ToolChoice("required")), formats(form), tokenizer.split_controls
+    )
+    ((_, arguments), *_) = read(
+        [drawn(grammars, tokenizer, loose, 1)], form, rules=CallRules({"f": schema})
+    ).parsed
+    assert arguments == {}

@@ -261,6 +261,18 @@ def test_annotations_ask_nothing() -> None:
         ({"const": 2**53}, "f.const has the number 9007199254740992"),
         ({"const": -(2**63)}, "f.const has the number"),
         ({"enum": [1, {"a": [1e20]}]}, "f.enum has the number 1e+20"),
+        (
+            {"const": "a\x01b"},
+            r"f.const has the text 'a\x01b'; no control characters but \b, \f, \n, \r and \t",
+        ),
+        ({"enum": [1, {"a": ["\x7f"]}]}, "f.enum has the text"),
+        *[
+            ({"pattern": text}, "no control characters but")
+            for text in ("^a\x0bb$", r"\x{b}", r"\u001f", r"\v", r"^[\x00]$", "[[\x01]]", "[\x0b]?")
+        ],
+        ({"patternProperties": {'^[^"]$': {}}}, "f.patternProperties is '^[^\"]$': a list with control"),
+        ({"patternProperties": {"^\x01": {}}}, "no control characters but"),
+        ({"$ref": "#/allOf/" + "1" * 5000, "allOf": [INTEGER]}, "which is not in this schema"),
         ({"minItems": 2**31}, "f.minItems is 2147483648; the limit is 2147483647"),
         ({"maxLength": -1}, "f.maxLength is -1; it must be a whole number"),
         ({"maxLength": 1.5}, "f.maxLength is 1.5"),
@@ -465,6 +477,14 @@ def test_whitespace_is_bounded_and_keys_have_one_spelling() -> None:
     load().compile(grammar_text(GrammarKind.JSON_OBJECT)).accept(list(b'{"a": [1, {"b": null}]}'))
     with pytest.raises(GrammarError):
         load().compile(grammar_text(GrammarKind.JSON_OBJECT)).accept(list(b"["))
+
+
+@pytest.mark.parametrize("pattern", ["[a-z]", "^a$"])
+def test_what_does_not_go_together_is_said_in_our_words(pattern: str) -> None:
+    with pytest.raises(APIError, match="pattern") as caught:
+        schema = STRING | {"pattern": pattern, "minLength": 1000}
+        compile_check(grammar_text(GrammarKind.JSON_SCHEMA, schema), load(), "f")
+    assert "Regex" not in caught.value.message
 
 
 def test_a_control_token_is_no_text() -> None:

@@ -14,6 +14,7 @@ from servelite.frontend.errors import APIError
 from servelite.frontend.fields import object_schema
 from servelite.frontend.openapi import openapi_page
 from servelite.frontend.protocol import CHAT_FIELDS, BodyRules, read_chat
+from servelite.frontend.tools import NO_TOOLS
 
 FITS = jsonschema.Draft202012Validator(object_schema(CHAT_FIELDS)).is_valid
 CACHED: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
@@ -171,6 +172,15 @@ def test_another_kind_of_tool_is_named() -> None:
         assert caught.value.param == "tools[1].type" and repr(kind) in caught.value.message
 
 
+def test_a_hosted_tool_is_left_out_where_unknown_fields_are() -> None:
+    told: list[str] = []
+    body = chat(tools=[{"type": "web_search", "web_search": {}}, TOOL])
+    use = read_chat(body, BodyRules(unknown=told.append)).tools
+    assert (use.tools, use.places) == ((TOOL,), ("tools[1].function.parameters",))
+    assert told == ["tools[0].type=web_search"]
+    assert read_chat(chat(tools=body["tools"][:1]), BodyRules(unknown=told.append)).tools == NO_TOOLS
+
+
 RICH: dict[str, Any] = chat(
     {"role": "system", "name": "s", "content": [part("x", **CACHED)]} | CACHED,
     HI | {"name": "bob"},
@@ -256,3 +266,22 @@ def test_unknown_fields_are_told_of_at_every_depth() -> None:
         assert told == [path] and opened.is_valid(body)
         with pytest.raises(APIError):  # the next body is read by its own rules
             read_chat(body)
+
+
+def test_arguments_are_an_object_however_their_type_says_so() -> None:
+    def declared(**schema: Any) -> dict[str, Any]:
+        return chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+
+    plain = declared(type="object", properties={"a": {"default": None}})
+    for kind in (["object"], ["object", "null"], ["null", "object"]):
+        assert same(declared(type=kind, properties={"a": {"default": None}}, required=None), plain)
+    assert same(declared(type=None, properties={"a": {}}), declared(properties={"a": {}}))
+    for wrong in ("array", ["null"], ["object", "string"], []):
+        with pytest.raises(APIError, match="arguments are an object"):
+            read_chat(declared(type=wrong))
+
+
+def test_a_named_function_is_called_once() -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    assert not read_chat(chat(tools=[TOOL], tool_choice=named)).tools.parallel
+    assert read_chat(chat(tools=[TOOL], tool_choice="required")).tools.parallel

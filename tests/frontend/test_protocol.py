@@ -283,6 +283,7 @@ def test_unknown_fields_are_named(fields: dict[str, Any]) -> None:
 def test_null_asks_for_nothing_whatever_the_field() -> None:
     stream_options = {"include_usage": None, "include_obfuscation": None}
     read_chat(chat(audio=None, prediction=None, stream=True, stream_options=stream_options))
+    read_chat(chat(stream_options=stream_options))
 
 
 def test_a_bad_value_is_shown_short_and_quickly() -> None:

@@ -113,6 +113,8 @@ async def test_an_answer_without_text_has_a_message(demo_model: Path, tmp_path: 
         (body(input="word " * 600), "input", 400),
         (body(max_output_tokens=512), "max_output_tokens", 400),
         (body(max_tokens=5), "max_tokens", 400),
+        (body(max_completion_tokens=5), "max_completion_tokens", 400),
+        ({"model": "demo", "messages": []}, "messages", 400),
         (body(top_logprobs=2), "top_logprobs", 400),
         (body(tools=[FLAT | {"name": "a b"}]), "tools[0].name", 400),
         (body(model="other"), "model", 404),
@@ -208,6 +210,7 @@ def test_every_way_to_say_hi_is_the_same() -> None:
     assert chats[0] == chats[1] == chats[2]
     plain = read_chat({"model": "demo", "messages": [{"role": "user", "content": "hi"}]})
     assert chats[0] == plain
+    assert read_response(body(stream_options={"include_obfuscation": None}), PLAIN_RULES).chat == plain
 
 
 def test_fields_become_a_chats() -> None:
@@ -329,4 +332,4 @@ def test_a_field_of_a_chat_is_no_field_here() -> None:
     for name in ("messages", "n", "logprobs", "max_completion_tokens", "response_format"):
         with pytest.raises(APIError) as caught:
             read_response(body(**{name: 1}), PLAIN_RULES)
-        assert caught.value.code == "unknown_field"
+        assert (caught.value.code, caught.value.param) == ("unknown_field", name)

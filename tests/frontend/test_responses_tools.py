@@ -307,6 +307,25 @@ def test_the_choice_of_a_custom_tool_and_of_a_namespaces() -> None:
         assert (use.choice.mode, use.choice.name, len(use.tools)) == ("named", meant, 4)
 
 
+def test_a_choice_of_one_name_in_several_namespaces_is_exact() -> None:
+    other = GROUP | {"name": "others"}
+
+    def choosing(*tools: Any, **more: Any) -> dict[str, Any]:
+        return asking(tools=list(tools), tool_choice={"type": "function", "name": "add"} | more)
+
+    def chosen(*tools: Any, **more: Any) -> str:
+        return read_response(choosing(*tools, **more), PLAIN_RULES).chat.tools.choice.name
+
+    assert chosen(GROUP, FLAT) == chosen(GROUP, other, FLAT, namespace=None) == "add"
+    assert chosen(GROUP, FLAT, namespace="agents") == chosen(GROUP) == "agents__add"
+    assert "give its namespace" in refused(choosing(GROUP, other)).message
+    assert chosen(GROUP, other, namespace="others") == "others__add"
+    assert refused(choosing(GROUP, FLAT, namespace="nope")).param == "tool_choice"
+    assert refused(choosing(GROUP, FLAT, namespace=1)).param == "tool_choice.namespace"
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+    assert names(asking(tools=[GROUP, FLAT], tool_choice=allowed)) == ["add"]
+
+
 @pytest.mark.parametrize(
     ("tools", "param"),
     [

@@ -55,6 +55,7 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
             ],
             [{"role": "assistant", "content": [text("1", "output_text") | {"parsed": 1, "annotations": []}]}],
             [{"role": "assistant", "content": "a", "phase": "commentary"}, user(text(kind="input_text"))],
+            [{"type": None, "role": "user", "content": "hi"}],
             [{"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
             [{"role": "user", "content": "hi"}] * MAX_MESSAGES,
         ),
@@ -119,11 +120,13 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
     ("responses", "tool_choice"): (
         (
             *("none", "auto", "required", {"type": "function", "name": "add"}),
+            {"type": "function", "name": "add", "namespace": None},
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
         ),
         (
             *("odd", 1, [], {}, {"type": "function"}, {"type": "function", "name": "nope"}, {"type": "mcp"}),
             *({"type": "custom", "name": "add"}, {"type": "allowed_tools"}),
+            {"type": "function", "name": "add", "namespace": "n"},
             {"type": "allowed_tools", "mode": "odd", "tools": []},
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "nope"}]},
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "x"}]},
@@ -185,6 +188,7 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
         (
             [],
             [TOOL | {"name": "n" * 128}],
+            [TOOL | {"input_schema": {"type": ["object", "null"], "properties": None}}],
             [TOOL | {"type": "custom", "strict": True, "cache_control": {}, "defer_loading": True}],
             [TOOL | {"allowed_callers": ["direct"], "input_examples": [{"a": 1}], "strict": None}],
         ),

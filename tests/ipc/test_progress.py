@@ -58,7 +58,7 @@ def test_a_writer_that_died_half_way_does_not_hang_the_reader() -> None:
 def test_slots_are_shared_and_another_descriptor_is_refused() -> None:
     page = ProgressPage.create()
     other = ProgressPage.attach(page.fd)
-    page.slots[MAX_FRONT_ENDS - 1] = 5
+    page.slots[1, MAX_FRONT_ENDS - 1] = 5
     assert other.slots.sum() == 5
     with pytest.raises(ValueError, match="no progress page"):
         ProgressPage.attach(os.memfd_create("other"))

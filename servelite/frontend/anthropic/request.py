@@ -12,6 +12,7 @@ from servelite.frontend.anthropic.tools import Thinking, ToolChoice
 from servelite.frontend.errors import bad_request
 from servelite.frontend.fields import read_fields
 from servelite.frontend.protocol import BodyRules, ChatRequest, read_chat
+from servelite.frontend.translated import renamed
 
 NAMES: Final = (
     ("max_completion_tokens", "max_tokens"),
@@ -35,13 +36,16 @@ def read_message_request(body: Any, rules: BodyRules) -> MessageTranslation:
     thinking: Thinking | None = values["thinking"]
     if thinking is not None and rules.limits_thinking:
         chat["thinking_token_budget"] = thinking.budget
-    return MessageTranslation(read_chat(chat, rules), shows_thinking=thinking is None or not thinking.hidden)
+    with renamed(NAMES):
+        request = read_chat(chat, rules)
+    return MessageTranslation(request, shows_thinking=thinking is None or not thinking.hidden)
 
 
 def read_count(body: Any, rules: BodyRules) -> ChatRequest:
     """A decoded JSON body of `/v1/messages/count_tokens`; raises `APIError` (400) naming the field."""
     values = read_fields(COUNT_FIELDS, body, rules.defaults, rules.unknown)
-    return read_chat(_prompt(values), rules)
+    with renamed(NAMES):
+        return read_chat(_prompt(values), rules)
 
 
 def _prompt(values: Mapping[str, Any]) -> dict[str, Any]:

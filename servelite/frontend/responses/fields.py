@@ -112,7 +112,7 @@ RESPONSES_FIELDS: Final = (
     Field("max_output_tokens", Integer(1, MAX_TOKENS), None, "absent: to the context's end"),
     *PASSED_ON,
     Field("stream", Boolean(), False, "send events as the answer comes"),
-    Field("stream_options", Object(_STREAM), None, "with `stream` only"),
+    Field("stream_options", Object(_STREAM), None, "accepted, without effect"),
     Field("text", Object(_TEXT), None, "`format`: as a chat's `response_format`"),
     Field(
         "tools",

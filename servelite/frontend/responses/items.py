@@ -76,7 +76,7 @@ class _Reader:
     def read(self, path: str, item: Any) -> None:
         if not isinstance(item, dict):
             raise bad_request(f"{path} must be an object, not {shown(item)}", path)
-        kind = item.get("type", "message")
+        kind = "message" if item.get("type") is None else item["type"]
         match kind:
             case "message":
                 self._message(path, item)

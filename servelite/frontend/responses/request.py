@@ -11,6 +11,7 @@ from servelite.frontend.protocol import BodyRules, read_chat
 from servelite.frontend.responses.answer import ResponseTranslation
 from servelite.frontend.responses.fields import LOGPROBS, PASSED_ON, RESPONSES_FIELDS
 from servelite.frontend.responses.tools import KINDS, choose
+from servelite.frontend.translated import renamed
 
 NAMES: Final = (
     ("max_completion_tokens", "max_output_tokens"),
@@ -28,8 +29,6 @@ def read_response(body: Any, rules: BodyRules) -> ResponseTranslation:
     values = read_fields(RESPONSES_FIELDS, body, rules.defaults, rules.unknown)
     if values["top_logprobs"] and LOGPROBS not in values["include"]:
         raise bad_request(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
-    if values["stream_options"] is not None and not values["stream"]:
-        raise bad_request("stream_options needs stream: true", "stream_options")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
     tools, choice = choose(values["tool_choice"], values["tools"])
     instructions = values["instructions"]
@@ -51,7 +50,8 @@ def read_response(body: Any, rules: BodyRules) -> ResponseTranslation:
     if tools:
         declared = [{"type": "function", "function": tool.function} for tool in tools]
         chat |= {"tools": declared, "parallel_tool_calls": values["parallel_tool_calls"]}
-    request = read_chat({name: value for name, value in chat.items() if value is not None}, rules)
+    with renamed(NAMES):
+        request = read_chat({name: value for name, value in chat.items() if value is not None}, rules)
     places = tuple(f"{tool.place}.parameters" for tool in tools)
     request = replace(request, tools=replace(request.tools, places=places))
     repeated = {

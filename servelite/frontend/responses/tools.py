@@ -129,14 +129,15 @@ _NAMESPACE: Final = Object(
     )
 )
 TOOLS_SCHEMA: Final = Items((_FUNCTION, _CUSTOM, _NAMESPACE), 0, MAX_TOOLS).schema()
+_NAMED: Final = {"type": OneOf(_CALLED), "name": str, "namespace?": str}
 TOOL_CHOICE_SCHEMA: Final = asked(
     (
         OneOf(_CHOICES),
-        {"type": OneOf(_CALLED), "name": str},
+        _NAMED,
         {
             "type": "allowed_tools",
             "mode": OneOf(_MODES),
-            "tools": [{"type": OneOf(KINDS), "name": str}],
+            "tools": [(_NAMED, {"type": "namespace", "name": str})],
         },
     )
 )
@@ -224,8 +225,11 @@ def read_tool_choice(path: str, value: Any) -> str | dict[str, Any]:
 
 
 def _named(path: str, value: Any) -> dict[str, Any]:
-    read = read_object(path, value, ("type", "name"), ("type", "name"))
-    String(256).read(f"{path}.name", read["name"])
+    needed = ("type", "name")
+    is_namespace = isinstance(value, dict) and value.get("type") == "namespace"
+    read = read_object(path, value, needed if is_namespace else (*needed, "namespace"), needed)
+    for name in ("name", "namespace"):
+        String(256).read(f"{path}.{name}", read.get(name, ""))
     return read
 
 
@@ -247,12 +251,17 @@ def choose(
 
 
 def _found(named: dict[str, Any], tools: Sequence[Tool], path: str) -> list[Tool]:
-    kind, name = named["type"], named["name"]
-    found = [
-        tool
-        for tool in tools
-        if (tool.namespace if kind == "namespace" else tool.name) == name and kind in ("namespace", tool.kind)
-    ]
+    """Without a namespace, the name is that of a tool in none, or else of one in any."""
+    kind, name, namespace = named["type"], named["name"], named.get("namespace")
+    if kind == "namespace":
+        found = [tool for tool in tools if tool.namespace == name]
+    else:
+        alike = [tool for tool in tools if (tool.kind, tool.name) == (kind, name)]
+        exact = [tool for tool in alike if tool.namespace == namespace]
+        found = exact if exact or namespace is not None else alike
+        if len(found) > 1:
+            text = f"{path} names the {kind} {shown(name)}, which several namespaces have; give its namespace"
+            raise bad_request(text, path)
     if not found:
         raise bad_request(f"{path} names the {kind} {shown(name)}, which is not among the tools", path)
     return found
