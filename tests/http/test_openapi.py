@@ -17,6 +17,7 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 
 from servelite.frontend.protocol import MAX_DEADLINE_MS
+from servelite.frontend.sampling import MAX_TOKENS
 from tests.http.server import Server, running_server
 
 FLAGS = ("--executor", "simulated", "--simulated-step-ms", "0", "--max-model-len", "256")
@@ -45,12 +46,15 @@ def page_of(server: Server) -> dict[str, Any]:
 
 
 def named(context: Any, body: Any) -> Any:
-    """A model that there is, so that requests get further than its name; and no deadline: one that passes is
-    a 503, rightly."""
+    """A model that there is, so that requests get further than its name; an answer that fits the context; and
+    no deadline: one that passes is a 503, rightly."""
     if isinstance(body, dict):
         deadline = body.get("deadline_ms")
         if isinstance(deadline, int | float) and 1 <= deadline <= MAX_DEADLINE_MS:
             body["deadline_ms"] = None
+        longest = body.get("max_tokens")
+        if isinstance(longest, int) and 1 <= longest <= MAX_TOKENS:
+            body["max_tokens"] = min(longest, 64)
         if isinstance(body.get("model"), str) and len(body["model"]) <= 512:
             body["model"] = "demo"
     return body
