@@ -18,9 +18,7 @@ _HOPS: Final = 50  # from a schema to what is looked for in it
 EVERY: Final = frozenset(("string", "integer", "fraction", "boolean", "null", "array", "object"))
 _TYPES: Final = {kind: frozenset((kind,)) for kind in EVERY} | {"number": frozenset(("integer", "fraction"))}
 _NO_URI: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]")
-_INDEX: Final = re.compile(
-    "0|[1-9][0-9]{0,9}"
-)  # of any part of a schema: of thousands of digits none is read
+_INDEX: Final = re.compile("0|[1-9][0-9]{0,9}")  # in a list; int() refuses thousands of digits
 _UNION: Final = ("anyOf", "oneOf")
 
 Values = frozenset[str] | None
