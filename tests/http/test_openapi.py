@@ -46,14 +46,15 @@ def page_of(server: Server) -> dict[str, Any]:
 
 
 def named(context: Any, body: Any) -> Any:
-    """A model that there is, so that requests get further than its name; an answer that fits the context; and
-    no deadline: one that passes is a 503, rightly."""
+    """A model that there is, so that requests get further than its name; for Messages, which must ask
+    for a length, one that fits the context; and no deadline: one that passes is a 503, rightly."""
     if isinstance(body, dict):
         deadline = body.get("deadline_ms")
         if isinstance(deadline, int | float) and 1 <= deadline <= MAX_DEADLINE_MS:
             body["deadline_ms"] = None
         longest = body.get("max_tokens")
-        if isinstance(longest, int) and 1 <= longest <= MAX_TOKENS:
+        messages = context.operation.path == "/v1/messages"
+        if messages and isinstance(longest, int) and 1 <= longest <= MAX_TOKENS:
             body["max_tokens"] = min(longest, 64)
         if isinstance(body.get("model"), str) and len(body["model"]) <= 512:
             body["model"] = "demo"
