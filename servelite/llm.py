@@ -31,7 +31,7 @@ from servelite.frontend.chunks import Usage
 from servelite.frontend.errors import APIError, engine_dead, shutting_down
 from servelite.frontend.fields import Field, Integer, read_fields
 from servelite.frontend.model_metadata import read_metadata
-from servelite.frontend.prompts import Message, Prompt, read_messages, read_prompt
+from servelite.frontend.prompts import read_messages, read_prompt
 from servelite.frontend.protocol import COMPLETION_MAX_TOKENS
 from servelite.frontend.sampling import MAX_TOKENS, SAMPLING_FIELDS, Sampling
 from servelite.frontend.service import Service
@@ -54,7 +54,8 @@ _STOP_S: Final = 5.0  # from Stop to SIGKILL
 
 _T = TypeVar("_T")
 Messages = Sequence[dict[str, Any]]
-Start = Callable[[Service], Awaitable[Answer]]
+Start = Callable[[Service], Awaitable[list[Answer]]]
+"""Starts one answer, in a list."""
 
 
 class EngineFailed(RuntimeError):
@@ -117,7 +118,9 @@ class LLM:
         with _public_errors():
             items = [prompts] if isinstance(prompts, str) else prompts
             checked = [read_prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(items)]
-            starts: list[Start] = [partial(_complete, prompt, chosen) for prompt in checked]
+            starts: list[Start] = [
+                partial(Service.complete, prompts=[prompt], sampling=chosen) for prompt in checked
+            ]
             return self._backend.call(self._backend.answer_all(starts))
 
     def chat(
@@ -136,7 +139,7 @@ class LLM:
         conversations: Sequence[Any] = messages if several else [messages]
         with _public_errors():
             checked = [read_messages("messages", list(conversation)) for conversation in conversations]
-            starts: list[Start] = [partial(_chat, conversation, chosen) for conversation in checked]
+            starts: list[Start] = [partial(Service.chat, messages=one, sampling=chosen) for one in checked]
             return self._backend.call(self._backend.answer_all(starts))
 
     def stream_chat(
@@ -164,16 +167,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-async def _complete(prompt: Prompt, sampling: Sampling, service: Service) -> Answer:
-    (answer,) = await service.complete([prompt], sampling)
-    return answer
-
-
-async def _chat(messages: list[Message], sampling: Sampling, service: Service) -> Answer:
-    (answer,) = await service.chat(messages, sampling)
-    return answer
 
 
 def _sampling(
@@ -270,7 +263,7 @@ class _Backend:
         assert self._service is not None
         async with self._at_once:
             with self._service.lifecycle.answering():
-                answer = await start(self._service)
+                (answer,) = await start(self._service)
                 try:
                     texts = []
                     while answer.finish_reason is None:

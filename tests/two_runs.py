@@ -2,7 +2,7 @@
 
 Most tests keep one core busy, or wait. Those that start no server with real weights, and hold little against
 the clock, run beside the others at a lower priority, so that they hardly hold these up. Their output comes at
-the end.
+the end. `BESIDE` has as many of them as make the two runs about equally long.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ BESIDE = (
     "plumbing",
     "tokenizer",
     "worker",
+    "conformance/test_dead_engine.py",
+    "http/test_openapi.py",
+    "test_packaging.py",
 )
 SERVED = ("models/test_real_ranks.py",)  # of these folders, but with servers that have real weights
 NO_TESTS = 5  # pytest's exit code
@@ -31,14 +34,20 @@ NO_TESTS = 5  # pytest's exit code
 
 def groups(root: Path) -> tuple[list[str], list[str]]:
     """What the first and the second run are told to run, of the tests in a folder."""
-    served = [str(path) for name in SERVED if (path := root / name).exists()]
-    beside = [str(path) for name in BESIDE if (path := root / name).is_dir()]
+    served, beside = (
+        [path for name in names if (path := root / name).exists()] for names in (SERVED, BESIDE)
+    )
     first = [
-        str(path)
+        path
         for path in sorted(root.iterdir())
-        if path.name not in BESIDE and (path.match("test_*.py") or (path.is_dir() and path.name[0] != "_"))
+        if path not in beside and (path.match("test_*.py") or (path.is_dir() and path.name[0] != "_"))
     ]
-    return first + served, beside + [f"--ignore={path}" for path in served]
+    return _told(first + served, beside), _told(beside, served)
+
+
+def _told(paths: list[Path], others: list[Path]) -> list[str]:
+    """Arguments of a run of `paths`, but for those of the `others` that are in them."""
+    return [*map(str, paths), *(f"--ignore={path}" for path in others if path.parent in paths)]
 
 
 def main(arguments: list[str], root: Path = TESTS) -> int:

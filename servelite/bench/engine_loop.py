@@ -18,7 +18,7 @@ from servelite.engine.build import build_engine
 from servelite.engine.mailbox import Event
 from servelite.executor.base import InFlight
 from servelite.executor.in_process import InProcessExecutor
-from servelite.ipc.messages import Add, Outputs, Plan, RunnerFacts, SamplingParams, StepResult, pack
+from servelite.ipc.messages import Add, Outputs, Plan, SamplingParams, StepResult, pack
 from servelite.ipc.progress import ProgressPage
 from servelite.ipc.sockets import encode
 from servelite.worker.simulated import SimulatedRunner, simulated_facts
@@ -71,11 +71,7 @@ class _TimedExecutor:
     """The in-process executor. Encodes each plan too, off the loop's clock."""
 
     def __init__(self, executor: InProcessExecutor, marks: _Marks) -> None:
-        self._executor, self._marks = executor, marks
-
-    @property
-    def facts(self) -> RunnerFacts:
-        return self._executor.facts
+        self._executor, self._marks, self.facts = executor, marks, executor.facts
 
     def forward(self, plan: Plan) -> InFlight:
         began = self._marks.planned = time.perf_counter()

@@ -14,6 +14,9 @@ import numpy.typing as npt
 from servelite.config import SettingError
 from servelite.ipc.messages import NewRow, Plan, RunnerFacts, SamplingParams, pack
 from servelite.worker.base import ModelRunner
+from servelite.worker.kv_pool_size import most_blocks
+
+_Longs = npt.NDArray[np.int64]
 
 _PREFILL_TOKENS: Final = 512  # of one step
 
@@ -38,16 +41,12 @@ class _Blocks:
         """`length`: the most tokens that a row gets."""
         self.size, self.groups = facts.block_size, len(facts.kv_groups)
         self._batch = batch
-        whole = -(-length // self.size)
         self._per_row = [
-            min(whole, -(-(group.window - 1 + _PREFILL_TOKENS) // self.size) + 1) if group.window else whole
-            for group in facts.kv_groups
+            most_blocks(length, self.size, group.window, _PREFILL_TOKENS) for group in facts.kv_groups
         ]
         self.needed = batch * sum(self._per_row)
 
-    def of(
-        self, rows: npt.NDArray[np.int64], before: npt.NDArray[np.int64], after: npt.NDArray[np.int64]
-    ) -> list[int]:
+    def of(self, rows: _Longs, before: _Longs, after: _Longs) -> list[int]:
         """The blocks numbered `before` to `after` of each row, group by group, as a plan lists them."""
         blocks, first = [], 0
         spans = list(zip(rows.tolist(), before.tolist(), after.tolist(), strict=True))
@@ -88,7 +87,7 @@ class RunnerBenchmark:
         self._generation += 1
         chunks = list(_chunks(batch, context, _PREFILL_TOKENS))
         total = len(chunks) + steps + 1
-        held: npt.NDArray[np.int64] = np.zeros(batch, np.int64)  # tokens in the cache, by row
+        held: _Longs = np.zeros(batch, np.int64)  # tokens in the cache, by row
         began = time.perf_counter()
         for number, (rows, counts) in enumerate(chunks):
             watch(number / total)
@@ -104,12 +103,7 @@ class RunnerBenchmark:
         return RunnerCosts(batch, prefill, prepare, forward, sample, step, batch / step * 1e3)
 
     def _run(
-        self,
-        rows: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.int64],
-        held: npt.NDArray[np.int64],
-        context: int,
-        pool: _Blocks,
+        self, rows: _Longs, counts: _Longs, held: _Longs, context: int, pool: _Blocks
     ) -> tuple[float, ...]:
         """Run one step of `counts` tokens of `rows`; seconds of prepare, forward and sample."""
         size = pool.size
@@ -146,9 +140,7 @@ class RunnerBenchmark:
         )
 
 
-def _chunks(
-    batch: int, context: int, budget: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+def _chunks(batch: int, context: int, budget: int) -> Iterator[tuple[_Longs, _Longs]]:
     """Rows and token counts of each prefill step: whole prompts while they fit, long ones in chunks."""
     left: list[tuple[int, int]] = []
     room = budget
@@ -165,6 +157,6 @@ def _chunks(
         yield _columns(left)
 
 
-def _columns(pairs: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _columns(pairs: list[tuple[int, int]]) -> tuple[_Longs, _Longs]:
     rows, counts = zip(*pairs, strict=True)
     return np.array(rows), np.array(counts)

@@ -196,16 +196,8 @@ def summary_text(reports: Sequence[LevelReport]) -> str:
     """One line a level, to compare them."""
     width = max(12, *(len(r.level) for r in reports))
     heads = (
-        "done",
-        "failed",
-        "TTFT p50",
-        "TTFT p99",
-        "ITL p50",
-        "ITL p99",
-        "out tok/s",
-        "all tok/s",
-        "req/s",
-    )
+        "done", "failed", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "out tok/s", "all tok/s", "req/s",
+    )  # fmt: skip
     lines = [f"{'':<{width}}" + "".join(f"{head:>10}" for head in heads)]
     for r in reports:
         cells: list[float | int | None] = [r.completed, r.failed]

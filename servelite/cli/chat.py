@@ -20,20 +20,10 @@ Speaker = Callable[[Messages], Iterator[str]]
 """From the conversation so far to the answer's pieces."""
 
 _SERVER_ONLY: Final = (
-    "model",
-    "host",
-    "port",
-    "served_model_name",
-    "api_key",
-    "max_logprobs",
-    "unknown_fields",
-    "max_body_bytes",
-    "timeout_keep_alive",
-    "sse_keep_alive",
-    "drain_delay",
-    "drain_timeout",
+    "model", "host", "port", "served_model_name", "api_key", "max_logprobs", "unknown_fields",
+    "max_body_bytes", "timeout_keep_alive", "sse_keep_alive", "drain_delay", "drain_timeout",
     "seed",  # here it is each answer's own
-)
+)  # fmt: skip
 
 
 class ChatFailed(Exception):
@@ -49,12 +39,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        default=argparse.SUPPRESS,
+        "model", metavar="MODEL", nargs="?", default=argparse.SUPPRESS,
         help="a GGUF file, a folder, or `demo` (default demo); with --url: a name the server goes by",
-    )
+    )  # fmt: skip
     parser.add_argument("--url", help="talk to the server at this address instead of starting an engine")
     parser.add_argument("--api-key", dest="key", metavar="KEY", help="with --url: what the server asks for")
     parser.add_argument("--system", help="a system message to begin with")

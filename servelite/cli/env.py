@@ -17,40 +17,13 @@ import servelite
 from servelite.ipc.process import usable_cpus
 
 _PACKAGES: Final = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "uvloop",
-    "httptools",
-    "pyzmq",
-    "msgspec",
-    "prometheus-client",
-    "jinja2",
-    "triton",
-    "flash-attn",
-)
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "starlette", "uvicorn",
+    "uvloop", "httptools", "pyzmq", "msgspec", "prometheus-client", "jinja2", "triton", "flash-attn",
+)  # fmt: skip
 _CPU_FLAGS: Final = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512vl",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-    "asimddp",
-    "bf16",
-    "sve",
-)
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx_vnni",
+    "amx_tile", "amx_bf16", "amx_int8", "asimddp", "bf16", "sve",
+)  # fmt: skip
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,14 +45,12 @@ def report() -> list[tuple[str, str]]:
     model = re.search(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", cpu, re.MULTILINE)
     present = set(flags[1].split()) if flags else set()
+    name = model[1] if model else platform.machine()
     lines = [
         ("servelite", servelite.__version__),
         ("python", f"{platform.python_version()} ({sys.executable})"),
         ("platform", platform.platform()),
-        (
-            "cpu",
-            f"{model[1] if model else platform.machine()}, {os.cpu_count()} CPUs, {usable_cpus()} usable",
-        ),
+        ("cpu", f"{name}, {os.cpu_count()} CPUs, {usable_cpus()} usable"),
         ("cpu flags", " ".join(f for f in _CPU_FLAGS if f in present) or "none that matter"),
         ("memory", _memory()),
         ("cgroup cpu.max", _read("/sys/fs/cgroup/cpu.max").strip() or "not set"),

@@ -14,21 +14,20 @@ import numpy.typing as npt
 from servelite.engine.grammars import bind
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.request import Request
-from servelite.ipc.messages import TOKEN, Add, Kind, Pooling, RequestError, unpack
+from servelite.ipc.messages import TOKEN, Add, Kind, RequestError, RunnerFacts, unpack
 from servelite.tokenizer.block_hashes import BLOCK_HASH_BYTES
+
+_Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Admission:
     """The facts a request is held against."""
 
-    max_model_len: int
-    vocab_size: int
+    facts: RunnerFacts
     kv: KVCacheManager
     in_flight: int  # tokens that steps in flight may hold: depth times the budget
     features: tuple[str, ...]  # what engine and runner can do beside sampling
-    pooling: Pooling | None = None
-    encoder: bool = False
 
     def request_of(self, client: int, add: Add, now: float) -> Request | RequestError:
         """The request behind an Add, or why it is refused."""
@@ -47,7 +46,7 @@ class Admission:
         )
         if error is not None:
             return error
-        names = add.block_hashes
+        names, pooling = add.block_hashes, self.facts.pooling
         add, constraint = bind(add)
         return Request(
             names=[names[i : i + BLOCK_HASH_BYTES] for i in range(0, len(names), BLOCK_HASH_BYTES)],
@@ -58,7 +57,7 @@ class Admission:
             arrived=now,
             deadline=now + add.deadline_ms / 1000 if add.deadline_ms >= 0 else None,
             constraint=constraint,
-            reads_cache=self.pooling is None or add.kind is Kind.GENERATE or self.pooling.kind == "last",
+            reads_cache=pooling is None or add.kind is Kind.GENERATE or pooling.kind == "last",
         )
 
     def _unsupported(self, add: Add) -> RequestError | None:
@@ -67,28 +66,24 @@ class Admission:
             used.append("grammar")
         if "logprobs" not in self.features:
             used += [name for name in ("logprobs", "prompt_logprobs") if getattr(add.sampling, name) >= 0]
-        if self.encoder if add.kind is Kind.GENERATE else self.pooling is None:
+        if self.facts.encoder if add.kind is Kind.GENERATE else self.facts.pooling is None:
             used.append(add.kind.name.lower())
         if used:
             return RequestError(400, "unsupported", f"this engine does not support: {', '.join(used)}")
         return None
 
-    def _bad_tokens(
-        self, prompt: npt.NDArray[np.int32], produced: npt.NDArray[np.int32]
-    ) -> RequestError | None:
+    def _bad_tokens(self, prompt: _Ints, produced: _Ints) -> RequestError | None:
         if not len(prompt):
             return RequestError(400, "invalid_prompt", "the prompt has no tokens")
         for column in (prompt, produced):
-            wrong = column[(column < 0) | (column >= self.vocab_size)]
+            wrong = column[(column < 0) | (column >= self.facts.vocab_size)]
             if len(wrong):
-                text = f"token ID {wrong[0]} is outside the vocabulary of {self.vocab_size} tokens"
+                text = f"token ID {wrong[0]} is outside the vocabulary of {self.facts.vocab_size} tokens"
                 return RequestError(400, "invalid_prompt", text)
         return None
 
-    def _too_long(
-        self, add: Add, prompt: npt.NDArray[np.int32], produced: npt.NDArray[np.int32]
-    ) -> RequestError | None:
-        count, answer = len(prompt), add.sampling.max_tokens
+    def _too_long(self, add: Add, prompt: _Ints, produced: _Ints) -> RequestError | None:
+        count, answer, longest = len(prompt), add.sampling.max_tokens, self.facts.max_model_len
         if answer < 1 or len(produced) >= answer:
             text = (
                 f"max_tokens is {answer}; it must be at least 1 and above the {len(produced)} tokens produced"
@@ -96,13 +91,13 @@ class Admission:
             return RequestError(400, "invalid_max_tokens", text)
         if add.kind is Kind.POOL and answer != 1:
             return RequestError(400, "invalid_max_tokens", f"max_tokens is {answer}; for a vector it is 1")
-        if add.kind is Kind.POOL and count > self.max_model_len:
-            text = f"the prompt has {count} tokens, above the model's length of {self.max_model_len}"
+        if add.kind is Kind.POOL and count > longest:
+            text = f"the prompt has {count} tokens, above the model's length of {longest}"
             return RequestError(400, "context_length_exceeded", text)
-        if add.kind is Kind.GENERATE and count + answer > self.max_model_len:
+        if add.kind is Kind.GENERATE and count + answer > longest:
             text = (
                 f"the prompt has {count} tokens and max_tokens is {answer}: together {count + answer}, "
-                f"above the model's length of {self.max_model_len}"
+                f"above the model's length of {longest}"
             )
             return RequestError(400, "context_length_exceeded", text)
         if not self.kv.fits(count + answer - 1, self.in_flight):

@@ -53,31 +53,14 @@ def build_engine(
         outbox,
         RequestGrammars(load_grammars, facts.vocab_size),
     )
+    depth, budget = settings.async_depth, settings.max_num_batched_tokens
+    scheduler = Scheduler(
+        requests, kv, outbox, max_num_batched_tokens=budget, epoch=epoch, chunked=not facts.encoder
+    )
+    admission = Admission(facts, kv, depth * budget, _features(facts, load_grammars is not None))
     progress.begin_epoch(epoch)
     return EngineCore(
-        Scheduler(
-            requests,
-            kv,
-            outbox,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            epoch=epoch,
-            chunked=not facts.encoder,
-        ),
-        Admission(
-            facts.max_model_len,
-            facts.vocab_size,
-            kv,
-            settings.async_depth * settings.max_num_batched_tokens,
-            _features(facts, load_grammars is not None),
-            facts.pooling,
-            facts.encoder,
-        ),
-        executor,
-        mailbox,
-        outbox,
-        progress,
-        depth=settings.async_depth,
-        check=settings.debug,
+        scheduler, admission, executor, mailbox, outbox, progress, depth=depth, check=settings.debug
     )
 
 

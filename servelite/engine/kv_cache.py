@@ -18,6 +18,7 @@ import numpy.typing as npt
 from servelite.engine.block_pool import BlockPool
 from servelite.engine.invariants import InvariantError
 from servelite.ipc.messages import KVGroup
+from servelite.worker.kv_pool_size import most_blocks
 
 _NIL: Final = -1
 HOLE: Final = 0
@@ -56,15 +57,11 @@ class KVCacheManager:
         self.max_blocks = -(-max_model_len // block_size)
         self._caching = prefix_caching
         shape = (len(groups), max_rows)
-        self.tables: npt.NDArray[np.int32] = np.full((*shape, self.max_blocks), _NIL, dtype=np.int32)
-        self.counts: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
-        """Length of each table, holes included."""
-        self.first: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
-        """Index of the first entry that is not a hole."""
-        self.told: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
-        """How many of a row's entries the workers know."""
-        self.published: npt.NDArray[np.int32] = np.zeros(max_rows, dtype=np.int32)
-        """How many of a row's blocks, from the first, have been offered to the cache."""
+        self.tables = np.full((*shape, self.max_blocks), _NIL, np.int32)
+        self.counts = np.zeros(shape, np.int32)  # length of each table, holes included
+        self.first = np.zeros(shape, np.int32)  # index of the first entry that is not a hole
+        self.told = np.zeros(shape, np.int32)  # how many of a row's entries the workers know
+        self.published = np.zeros(max_rows, np.int32)  # how many of a row's first blocks are published
 
     @property
     def num_free(self) -> int:
@@ -72,18 +69,8 @@ class KVCacheManager:
         return self.pool.num_free
 
     def blocks_for(self, num_tokens: int, in_flight: int = 0) -> int:
-        """Blocks that `num_tokens` tokens of one request hold at the most, over all groups.
-
-        Args:
-            in_flight: tokens of steps in flight, which a window group holds beside its window.
-        """
-        return sum(self._most(group, num_tokens, in_flight) for group in self.groups)
-
-    def _most(self, group: KVGroup, num_tokens: int, in_flight: int) -> int:
-        whole = -(-num_tokens // self.block_size)
-        if not group.window:
-            return whole
-        return min(whole, -(-(group.window - 1 + in_flight) // self.block_size) + 1)
+        """`most_blocks` over all groups."""
+        return sum(most_blocks(num_tokens, self.block_size, group.window, in_flight) for group in self.groups)
 
     def fits(self, num_tokens: int, in_flight: int) -> bool:
         """Whether a request of that length could ever run alone."""

@@ -32,7 +32,7 @@ SHUTTING_DOWN: Final = RequestError(503, "server_shutting_down", "the server is 
 
 @dataclass
 class Totals:
-    """Counters since the engine's start."""
+    """Counters since the engine's start, named as in `Load`."""
 
     steps: int = 0
     scheduled_tokens: int = 0
@@ -65,21 +65,13 @@ class RequestLifecycle:
         grammars: RequestGrammars,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rows = rows
+        self.rows, self.grammars, self.clock = rows, grammars, clock
         self.waiting = WaitingQueue()
         self.totals = Totals()
-        self.order: list[int] = []
-        """The running rows, by rank."""
-        self.new_rows: list[Request] = []
-        """Seated since the last plan."""
-        self.freeing = 0
-        """Blocks held only by steps in flight."""
-        self.clock = clock
-        self._limits = limits
-        self._kv = kv
-        self._policy = policy
-        self._outbox = outbox
-        self.grammars = grammars
+        self.order: list[int] = []  # the running rows, by rank
+        self.new_rows: list[Request] = []  # seated since the last plan
+        self.freeing = 0  # blocks held only by steps in flight
+        self._limits, self._kv, self._policy, self._outbox = limits, kv, policy, outbox
         self._requests: dict[tuple[int, int], Request] = {}
         self._followers: dict[tuple[int, int], list[Request]] = {}  # parked, by the key they wait for
         self._compiling: dict[tuple[int, int], Request] = {}  # parked, until their grammar is compiled
@@ -196,14 +188,11 @@ class RequestLifecycle:
         self._kv.free(request.row)
         self.rows.unseat(request)
         if request.state is State.PREEMPTED:
-            self._requeue(request)
+            # Stays PREEMPTED while it waits: its deadline counted only until its first admission.
+            self.waiting.push(request)
+            self._deadlines += request.deadline is not None
         else:
             self._forget(request)
-
-    def _requeue(self, request: Request) -> None:
-        # Stays PREEMPTED while it waits: its deadline counted only until its first admission.
-        self.waiting.push(request)
-        self._deadlines += request.deadline is not None
 
     def unpark_followers(self, leader: Request) -> None:
         """What `leader` was waited for has come, or will not."""
@@ -240,29 +229,19 @@ class RequestLifecycle:
 
     def next_deadline(self) -> float | None:
         """When the first queued request expires, on the engine's clock."""
-        if not self._deadlines:
-            return None
-        return min(
-            (r.deadline for r in self._requests.values() if r.deadline is not None and self._may_expire(r)),
-            default=None,
-        )
-
-    @staticmethod
-    def _may_expire(request: Request) -> bool:
-        return request.state in (State.WAITING, State.PARKED) and request.admitted is None
+        return min((deadline for deadline, _ in self._may_expire()), default=None)
 
     def expire(self) -> None:
         """End what waits beyond its deadline."""
-        if not self._deadlines:
-            return
-        now = self.clock()
-        expired = [
-            r
-            for r in self._requests.values()
-            if r.deadline is not None and self._may_expire(r) and r.deadline <= now
-        ]
-        for request in expired:
-            self.fail(request, DEADLINE_EXCEEDED)
+        for deadline, request in self._may_expire():
+            if deadline <= self.clock():
+                self.fail(request, DEADLINE_EXCEEDED)
+
+    def _may_expire(self) -> list[tuple[float, Request]]:
+        """The requests with a deadline that have never run; looked for only where there is one."""
+        every = self._requests.values() if self._deadlines else ()
+        queued = [r for r in every if r.state in (State.WAITING, State.PARKED) and r.admitted is None]
+        return [(request.deadline, request) for request in queued if request.deadline is not None]
 
     @property
     def idle(self) -> bool:

@@ -30,19 +30,16 @@ class Mailbox(Protocol):
 
         Waits for the first up to `timeout` seconds (None: for ever, 0: not at all).
         """
-        ...
 
     def send(self, client: int, outputs: Outputs) -> None:
         """Queue a message for a front end; never waits."""
-        ...
 
     def clients(self) -> list[int]:
         """The front ends that are connected."""
-        ...
 
 
 class SocketMailbox:
-    """The real one: a ROUTER socket, and the launcher's lifeline."""
+    """The real `Mailbox`: a ROUTER socket, and the launcher's lifeline."""
 
     def __init__(self, sock: EngineSocket, lifeline: Lifeline, ready: Ready) -> None:
         self._sock, self._lifeline = sock, lifeline
@@ -113,5 +110,4 @@ class SocketMailbox:
             self._gone.append(client)
 
     def clients(self) -> list[int]:
-        """See `Mailbox`."""
         return list(self._peers)

@@ -96,10 +96,8 @@ class Outbox:
         )
         counts = np.ones(len(numbers), dtype=TOKEN)
         side = self._sides.get(client, _SideTables())
-        # Those that end without a token.
-        ended = dict.fromkeys(side.vectors, FinishReason.STOP) | dict.fromkeys(
-            side.errors, FinishReason.ERROR
-        )
+        ended = dict.fromkeys(side.vectors, FinishReason.STOP)  # without a token
+        ended |= dict.fromkeys(side.errors, FinishReason.ERROR)
         reasons, nothing = list(ended.values()), np.zeros(len(ended), dtype=TOKEN)
         return Outputs(
             engine=self._engine,
@@ -123,11 +121,6 @@ def _append(table: dict[int, TokenLogprobs], number: int, more: TokenLogprobs) -
     """Two steps can be published at once: their tokens follow one another."""
     have = table.get(number)
     if have is not None:
-        more = TokenLogprobs(
-            have.first_index,
-            have.k,
-            have.chosen + more.chosen,
-            have.ids + more.ids,
-            have.values + more.values,
-        )
+        chosen, ids, values = have.chosen + more.chosen, have.ids + more.ids, have.values + more.values
+        more = TokenLogprobs(have.first_index, have.k, chosen, ids, values)
     table[number] = more

@@ -78,7 +78,6 @@ class Request:
         return self.prompt_len + self.add.sampling.max_tokens
 
 
-@dataclass(slots=True)
 class RowTable:
     """Columns of the running requests, by row: what the scheduler reads and writes each step.
 
@@ -88,54 +87,26 @@ class RowTable:
     how many are ever computed: the last token of an answer is not.
     """
 
-    num_rows: int
-    max_model_len: int
-    num_tokens: npt.NDArray[np.int32] = field(init=False)
-    num_known: npt.NDArray[np.int32] = field(init=False)
-    num_computed: npt.NDArray[np.int32] = field(init=False)
-    num_done: npt.NDArray[np.int32] = field(init=False)
-    prompt_len: npt.NDArray[np.int32] = field(init=False)
-    limit: npt.NDArray[np.int32] = field(init=False)
-    in_flight: npt.NDArray[np.int32] = field(init=False)
-    generation: npt.NDArray[np.int32] = field(init=False)
-    client: npt.NDArray[np.int32] = field(init=False)
-    number: npt.NDArray[np.int64] = field(init=False)
-    running: npt.NDArray[np.bool_] = field(init=False)
-    """Rows that may be scheduled; others are free, or held by steps in flight."""
-    suspect: npt.NDArray[np.bool_] = field(init=False)
-    """Rows whose request was in a step that failed, and has had no token since."""
-    prompt_logprobs: npt.NDArray[np.bool_] = field(init=False)
-    constrained: npt.NDArray[np.bool_] = field(init=False)
-    """Rows whose answer follows a grammar."""
-    stop_ids: npt.NDArray[np.int32] = field(init=False)  # [rows, STOP_COLUMNS], padded with -1
-    many_stops: npt.NDArray[np.bool_] = field(init=False)
-    tokens: npt.NDArray[np.int32] = field(init=False)  # [rows, max_model_len], touched lazily
-    requests: list[Request | None] = field(init=False)
-    free: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        n = self.num_rows
-        for name in (
-            "num_tokens",
-            "num_known",
-            "num_computed",
-            "num_done",
-            "prompt_len",
-            "limit",
-            "in_flight",
-            "generation",
-        ):
-            setattr(self, name, np.zeros(n, dtype=np.int32))
-        self.client = np.zeros(n, dtype=np.int32)
-        self.number = np.zeros(n, dtype=np.int64)
-        self.running = np.zeros(n, dtype=np.bool_)
-        self.suspect = np.zeros(n, dtype=np.bool_)
-        self.prompt_logprobs = np.zeros(n, dtype=np.bool_)
-        self.constrained = np.zeros(n, dtype=np.bool_)
-        self.stop_ids = np.full((n, STOP_COLUMNS), -1, dtype=np.int32)
-        self.many_stops = np.zeros(n, dtype=np.bool_)
-        self.tokens = np.zeros((n, self.max_model_len), dtype=np.int32)
-        self.requests = [None] * n
+    def __init__(self, num_rows: int, max_model_len: int) -> None:
+        self.num_rows = n = num_rows
+        self.num_tokens = np.zeros(n, np.int32)
+        self.num_known = np.zeros(n, np.int32)
+        self.num_computed = np.zeros(n, np.int32)
+        self.num_done = np.zeros(n, np.int32)
+        self.prompt_len = np.zeros(n, np.int32)
+        self.limit = np.zeros(n, np.int32)
+        self.in_flight = np.zeros(n, np.int32)
+        self.generation = np.zeros(n, np.int32)
+        self.client = np.zeros(n, np.int32)
+        self.number = np.zeros(n, np.int64)
+        self.running = np.zeros(n, np.bool_)  # may be scheduled; others are free, or held by steps in flight
+        self.suspect = np.zeros(n, np.bool_)  # was in a step that failed, and has had no token since
+        self.prompt_logprobs = np.zeros(n, np.bool_)
+        self.constrained = np.zeros(n, np.bool_)  # the answer follows a grammar
+        self.stop_ids = np.full((n, STOP_COLUMNS), -1, np.int32)  # padded with -1
+        self.many_stops = np.zeros(n, np.bool_)
+        self.tokens = np.zeros((n, max_model_len), np.int32)  # touched lazily
+        self.requests: list[Request | None] = [None] * n
         self.free = list(range(n - 1, -1, -1))
 
     def seat(self, request: Request, num_computed: int) -> int:

@@ -40,6 +40,8 @@ from servelite.ipc.messages import (
 from servelite.ipc.states import State
 from servelite.tokenizer.block_hashes import next_hash, root_hash
 
+_Ints = npt.NDArray[np.int32]
+
 _WATERMARK: Final = 0.01
 """Part of the pool that admission leaves free for the requests that run already."""
 
@@ -57,7 +59,7 @@ class _Draft:
     """A plan in the making. Decodes are a column; only prefills are looked at one by one."""
 
     budget: int
-    decodes: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    decodes: _Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     prefills: dict[int, int] = field(default_factory=dict)  # tokens by row
     preempted: bool = False
 
@@ -80,17 +82,11 @@ class Scheduler:
         chunked: bool = True,
     ) -> None:
         """`chunked`: a prompt may take several steps; if not, none is above the budget."""
-        self.requests = requests
-        self.kv = kv
-        self._rows = requests.rows
-        self._waiting = requests.waiting
-        self._outbox = outbox
-        self._budget = max_num_batched_tokens
-        self._epoch = epoch
-        self._chunked = chunked
+        self.requests, self.kv, self._outbox = requests, kv, outbox
+        self._rows, self._waiting = requests.rows, requests.waiting
+        self._budget, self._epoch, self._chunked = max_num_batched_tokens, epoch, chunked
         self._step = 0
-        self.void_to = 0
-        """Steps up to this one count for nothing, whatever they give."""
+        self.void_to = 0  # steps up to this one count for nothing, whatever they give
 
     # ------------------------------------------------------------ a step's plan
 
@@ -243,15 +239,13 @@ class Scheduler:
             self.requests.fail(request, error)
         return frame
 
-    def _num_logits(
-        self, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], samples: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.int32]:
+    def _num_logits(self, rows: _Ints, counts: _Ints, samples: npt.NDArray[np.bool_]) -> _Ints:
         """1 for a row that samples; all of a prompt's chunk where its logprobs are wanted."""
         in_prompt = self._rows.num_computed[rows] - counts < self._rows.prompt_len[rows]
         whole = self._rows.prompt_logprobs[rows] & in_prompt
         return np.where(whole, counts, samples).astype(np.int32)
 
-    def _publish_full_blocks(self, rows: npt.NDArray[np.int32]) -> None:
+    def _publish_full_blocks(self, rows: _Ints) -> None:
         """Offer blocks that are full, with all tokens known and submitted, to the prefix cache."""
         columns, size = self._rows, self.kv.block_size
         full = np.minimum(columns.num_computed[rows], columns.num_known[rows]) // size
@@ -328,7 +322,7 @@ class Scheduler:
                 self._outbox.add_timings(request.client, request.add.request, self._timings(request))
                 self.requests.end(request)
 
-    def _append(self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> None:
+    def _append(self, rows: _Ints, tokens: _Ints) -> None:
         """Sampled tokens become known; rows that end with them end."""
         columns = self._rows
         live = np.ones(len(rows), dtype=bool)
@@ -357,7 +351,7 @@ class Scheduler:
             self._outbox.add_timings(request.client, request.add.request, self._timings(request))
             self.requests.end(request)
 
-    def _forgive(self, rows: npt.NDArray[np.int32]) -> None:
+    def _forgive(self, rows: _Ints) -> None:
         """Rows that got a token did not fail this time."""
         for row in rows[self._rows.suspect[rows]].tolist():
             self.requests.at(row).failed_steps = 0
@@ -381,9 +375,7 @@ class Scheduler:
                 self.requests.preempt(sharer)
         self.requests.fail(request, CORRUPTED)
 
-    def _finish_reasons(
-        self, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.int8]:
+    def _finish_reasons(self, rows: _Ints, tokens: _Ints) -> npt.NDArray[np.int8]:
         columns = self._rows
         stopped = (columns.stop_ids[rows] == tokens[:, None]).any(axis=1)
         for at in np.flatnonzero(columns.many_stops[rows]):
@@ -436,23 +428,15 @@ class Scheduler:
 
     def load(self) -> Load:
         """The present state and the totals."""
-        t = self.requests.totals
         return Load(
             running=len(self.requests.order),
             waiting=len(self._waiting) + self.requests.num_parked(),
             waiting_tokens=self._waiting.num_tokens,
             free_blocks=self.kv.num_free,
-            steps=t.steps,
-            scheduled_tokens=t.scheduled_tokens,
-            preemptions=t.preemptions,
-            recomputed_tokens=t.recomputed_tokens,
-            aborted=t.aborted,
-            corrupted=t.corrupted,
-            prefix_queries=t.prefix_queries,
-            prefix_hits=t.prefix_hits,
+            **vars(self.requests.totals),
         )
 
-    def in_step(self, plan: Plan) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    def in_step(self, plan: Plan) -> tuple[_Ints, npt.NDArray[np.int64]]:
         """(clients, request numbers) of the plan's rows, for the progress page."""
         rows = unpack(plan.rows)
         return self._rows.client[rows], self._rows.number[rows]

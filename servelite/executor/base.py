@@ -19,7 +19,6 @@ class InFlight(Protocol):
         Raises:
             StepFailedError: the step gave nothing, and the executor can go on.
         """
-        ...
 
 
 class Executor(Protocol):
@@ -30,12 +29,9 @@ class Executor(Protocol):
 
     def forward(self, plan: Plan) -> InFlight:
         """Submit the forward pass of a step. What it raises, the step's `result` raises."""
-        ...
 
     def sample(self, step: InFlight, masks: bytes | None) -> None:
         """Submit the sampling of the step that was submitted last."""
-        ...
 
     def close(self) -> None:
         """Free what it holds; idempotent."""
-        ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from servelite.executor.base import InFlight
-from servelite.ipc.messages import Plan, RunnerFacts, StepResult
+from servelite.ipc.messages import Plan, StepResult
 from servelite.worker.base import ModelRunner
 
 P = ParamSpec("P")
@@ -28,26 +28,19 @@ class _Step:
 
 
 class InProcessExecutor:
-    """Runs steps on the calling thread at depth 1, and on one thread of its own at more.
+    """An `Executor` that runs steps on the calling thread at depth 1, and on one of its own at more.
 
     One thread either way: steps run in order, and OpenMP has one team.
     """
 
     def __init__(self, runner: ModelRunner, depth: int) -> None:
-        self._runner = runner
+        self._runner, self.facts = runner, runner.facts
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-runner") if depth > 1 else None
 
-    @property
-    def facts(self) -> RunnerFacts:
-        """The runner's."""
-        return self._runner.facts
-
     def forward(self, plan: Plan) -> InFlight:
-        """See `Executor.forward`."""
         return _Step(plan, self._submit(self._runner.forward, plan))
 
     def sample(self, step: InFlight, masks: bytes | None) -> None:
-        """See `Executor.sample`."""
         assert isinstance(step, _Step)
         step.sampled = self._submit(self._sample, step, masks)
 
@@ -66,6 +59,5 @@ class InProcessExecutor:
         return done
 
     def close(self) -> None:
-        """See `Executor.close`."""
         if self._thread is not None:
             self._thread.shutdown()

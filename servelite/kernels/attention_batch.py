@@ -56,7 +56,7 @@ class AttentionBatch:
 
     starts: npt.NDArray[np.int64]  # [rows + 1]: where each row's tokens begin in the flat batch
     computed: npt.NDArray[np.int64]  # [rows]: how many of each row's tokens were in the cache before
-    tables: npt.NDArray[np.int32]  # [rows, >= blocks of the longest row], dense
+    tables: npt.NDArray[np.int32]  # [rows, >= blocks of the longest row], block IDs, dense
     block_size: int  # tokens
     window: int  # tokens that a token can see, itself included; 0: all before it
 
@@ -102,15 +102,7 @@ def build_attention_batch(
     block_size: int,
     window: int = 0,
 ) -> AttentionBatch:
-    """The columns of `AttentionBatch`, which keeps them: they must not change while it is used.
-
-    Args:
-        starts: [rows + 1], where each row's tokens begin in the flat batch.
-        computed: [rows], how many of each row's tokens are in the cache already.
-        tables: [rows, >= blocks of the longest row], block IDs.
-        block_size: tokens in a block.
-        window: tokens that a token can see, itself included; 0: all before it.
-    """
+    """The columns of `AttentionBatch`, which keeps them: they must not change while it is used."""
     return AttentionBatch(
         starts=np.ascontiguousarray(starts, np.int64),
         computed=np.ascontiguousarray(computed, np.int64),

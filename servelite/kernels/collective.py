@@ -27,41 +27,34 @@ class Collective(Protocol):
     @property
     def rank(self) -> int:
         """From 0."""
-        ...
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' `x` (float32 or bfloat16, contiguous, of any shape), in x's own memory.
 
         Added in rank order, in float32: the same bits on every rank.
         """
-        ...
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[rows, n] of four-byte values, contiguous -> [rows, size * n], in rank order."""
-        ...
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        ...
 
 
 class OneRank:
-    """A group of one: nothing to add, nobody to wait for."""
+    """The `Collective` of one rank: nothing to add, nobody to wait for."""
 
     rank: Final = 0
     size: Final = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collective.all_reduce`."""
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """See `Collective.all_gather`."""
         return x
 
     def barrier(self) -> None:
@@ -72,24 +65,18 @@ ONE_RANK: Final = OneRank()
 
 
 class NobodyWaits:
-    """Ranks that do not wait for one another and have nothing to add: the simulated runner's, at worst."""
+    """Ranks that do not wait for one another and have nothing to add: the simulated runner's, at worst.
+
+    What adds or gathers raises RuntimeError.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """
-        Raises:
-            RuntimeError: always.
-        """
         raise RuntimeError("ranks that do not wait for one another cannot add")
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """
-        Raises:
-            RuntimeError: always.
-        """
         raise RuntimeError("ranks that do not wait for one another cannot gather")
 
     def barrier(self) -> None:

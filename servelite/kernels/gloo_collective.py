@@ -38,11 +38,9 @@ class GlooCollective:
         torch.distributed.init_process_group(
             "gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT
         )
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collective.all_reduce`."""
         if x.numel() == 0:
             return x
         first, *others = self._parts(x)
@@ -52,13 +50,11 @@ class GlooCollective:
         return x.copy_(total)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """See `Collective.all_gather`."""
         if x.numel() == 0:
             return x.new_empty((x.shape[0], self.size * x.shape[1]))
         return torch.cat(self._parts(x), dim=1)
 
     def barrier(self) -> None:
-        """See `Collective.barrier`."""
         _meet(torch.distributed.barrier)
 
     def close(self) -> None:

@@ -28,36 +28,6 @@ class AttentionShape:
     scale: float  # of a query's product with a key, before the softmax
 
 
-class PagedAttention:
-    """Rotates queries and keys, puts keys and values into the cache, attends. Has no weights."""
-
-    def __init__(self, num_heads: int, scale: float, layer: int, group: int, build: Build) -> None:
-        """
-        Args:
-            num_heads: of the queries.
-            scale: as `AttentionShape`'s.
-            group: which of the model's KV groups `layer` belongs to.
-        """
-        self._layer, self._group = layer, group
-        self._heads, self._scale = num_heads, scale
-        self._kernels = build.kernels
-
-    def __call__(self, query_key: Tensor, value: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
-        """
-        Args:
-            query_key: [tokens, heads + kv_heads, head_dim], queries first.
-            value: [tokens, kv_heads, head_dim].
-
-        Returns:
-            [tokens, heads, head_dim].
-        """
-        query_key = self._kernels.rope(query_key, rotation.cos, rotation.sin)
-        query, key = query_key[:, : self._heads], query_key[:, self._heads :]
-        cache, batch = ctx.caches[self._layer], ctx.batches[self._group]
-        self._kernels.write_kv(key, value, cache, batch)
-        return self._kernels.paged_attention(query, cache, batch, self._scale)
-
-
 class QueryKeyNorm:
     """A norm over each head of the queries and of the keys, one weight for all of either."""
 
@@ -93,14 +63,15 @@ class SelfAttention:
         out_bias: bool = False,
         norm: QueryKeyNorm | None = None,
     ) -> None:
+        """`group`: which of the model's KV groups `layer` belongs to."""
         heads = equal_share(shape.num_heads, build.group.rank, build.group.size)
         kv_heads = kv_head_share(shape.num_kv_heads, build.group.rank, build.group.size)
         self._heads, self._kv_heads, self._head_dim = heads.size, kv_heads.size, shape.head_dim
-        self._norm = norm
+        self._layer, self._group, self._scale = layer, group, shape.scale
+        self._kernels, self._norm = build.kernels, norm
         query, key = heads.times(shape.head_dim), kv_heads.times(shape.head_dim)
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
         self._qkv = ColumnParallelLinear(shape.hidden_size, parts, build, bias=qkv_bias)
-        self._attention = PagedAttention(heads.size, shape.scale, layer, group, build)
         self._out = RowParallelLinear(query, shape.hidden_size, build, bias=out_bias)
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
@@ -117,5 +88,9 @@ class SelfAttention:
         query_key, value = states[:, : heads + kv_heads], states[:, heads + kv_heads :]
         if self._norm is not None:
             query_key = self._norm(query_key, heads)
-        attended = self._attention(query_key, value, rotation, ctx)
+        query_key = self._kernels.rope(query_key, rotation.cos, rotation.sin)
+        query, key = query_key[:, :heads], query_key[:, heads:]
+        cache, batch = ctx.caches[self._layer], ctx.batches[self._group]
+        self._kernels.write_kv(key, value, cache, batch)
+        attended = self._kernels.paged_attention(query, cache, batch, self._scale)
         return self._out(attended.reshape(len(x), -1))

@@ -189,19 +189,11 @@ def _scale_and_offset(blocks: _Bytes, out: _Floats) -> None:
 
 
 _CONVERTERS: dict[GGMLType, Callable[[_Bytes, _Floats], None]] = {
-    GGMLType.F32: _f32,
-    GGMLType.F16: _f16,
-    GGMLType.BF16: _bf16,
-    GGMLType.Q8_0: _q8_0,
-    GGMLType.Q4_0: _q4_0,
-    GGMLType.Q4_1: _q4_1,
-    GGMLType.Q5_0: _q5_0,
-    GGMLType.Q5_1: _q5_1,
-    GGMLType.Q2_K: _q2_k,
-    GGMLType.Q3_K: _q3_k,
-    GGMLType.Q4_K: _q4_k,
-    GGMLType.Q5_K: _q5_k,
-    GGMLType.Q6_K: _q6_k,
-}
+    GGMLType.F32: _f32, GGMLType.F16: _f16, GGMLType.BF16: _bf16,
+    GGMLType.Q8_0: _q8_0, GGMLType.Q4_0: _q4_0, GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0, GGMLType.Q5_1: _q5_1,
+    GGMLType.Q2_K: _q2_k, GGMLType.Q3_K: _q3_k, GGMLType.Q4_K: _q4_k,
+    GGMLType.Q5_K: _q5_k, GGMLType.Q6_K: _q6_k,
+}  # fmt: skip
 SUPPORTED = tuple(_CONVERTERS)
 """The types `dequantize` knows."""

@@ -15,23 +15,11 @@ from servelite.loader.errors import ModelNotFound
 
 _ID: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf))(?::([^:]+\.gguf))?")
 _FILES: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "model.safetensors.index.json",
-    "model*.safetensors",
-    "vocab.txt",
-    "modules.json",
-    "1_Pooling/config.json",
-)
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "model*.safetensors",
+    "vocab.txt", "modules.json", "1_Pooling/config.json",
+)  # fmt: skip
 """What is fetched of a repository; some keep a second copy of their weights under other names."""
 
 

@@ -17,16 +17,8 @@ from servelite.tokenizer.metadata_files import open_regular
 
 _HEADER_LIMIT: Final = 100_000_000  # bytes; the library's own
 _BITS: Final = {
-    "F64": 64,
-    "F32": 32,
-    "F16": 16,
-    "BF16": 16,
-    "I64": 64,
-    "I32": 32,
-    "I16": 16,
-    "I8": 8,
-    "U8": 8,
-}
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8,
+}  # fmt: skip
 
 
 class _Entry(msgspec.Struct):

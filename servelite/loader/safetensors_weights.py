@@ -45,9 +45,7 @@ class SafetensorsWeights:
         self._readers = {file: _open(file) for file in files}
         for file, reader in self._readers.items():
             for name in reader.keys():  # noqa: SIM118 - a safetensors reader is no mapping
-                if (
-                    where is None or where.get(name, file) == file
-                ):  # a copy in another shard counts for nothing
+                if where is None or where.get(name, file) == file:  # else a copy, which counts for nothing
                     self._add(name, file, reader)
         for name, file in (where or {}).items():
             if name not in self._files:

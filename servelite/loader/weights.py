@@ -28,11 +28,9 @@ class WeightSource(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor there is."""
-        ...
 
     def file_of(self, name: str) -> Path:
         """The file that holds (or would hold) the tensor, for error texts."""
-        ...
 
     def read(self, name: str, out: Tensor, dim: int = 0, start: int = 0) -> None:
         """Copy the tensor, or what `out` has room for of its dimension `dim`, from `start` on, and nothing
@@ -45,7 +43,6 @@ class WeightSource(Protocol):
         Raises:
             ModelFileError: it is stored in a way that is not supported, or cannot be read.
         """
-        ...
 
 
 def open_weights(files: ModelFiles) -> WeightSource:

@@ -28,19 +28,15 @@ class _AnyModel(Protocol):
 
     def weights(self) -> Iterator[WeightSlot]:
         """Every tensor the checkpoint must hold, and where it, or this rank's part of it, goes."""
-        ...
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may hold a tensor of this name that the model has no use for."""
-        ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [tokens] -> [tokens, hidden_size] of `dtype`."""
-        ...
 
     def forward(self, hidden: Tensor, ctx: StepContext) -> Tensor:
         """[tokens, hidden_size] -> the same, after all layers and the last norm; fills the KV cache."""
-        ...
 
 
 class EncoderModel(_AnyModel, Protocol):
@@ -56,11 +52,9 @@ class CausalModel(_AnyModel, Protocol):
 
     def untie_head(self) -> None:
         """Before the weights are read: give the head a table of its own, whatever the config says."""
-        ...
 
     def head(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:
         """[rows, hidden_size] of `forward`'s rows whose next token is wanted; the same on every rank."""
-        ...
 
 
 Model = CausalModel | EncoderModel

@@ -69,14 +69,7 @@ class BertModel:
     kv_groups = (KVGroupSpec("none", (), 0, 0),)
 
     def __init__(self, config: dict[str, Any], build: Build) -> None:
-        """
-        Args:
-            config: as Hugging Face's config.json names it.
-
-        Raises:
-            ConfigError: the config asks for what this class cannot do.
-            SettingError: the model cannot be divided by so many ranks.
-        """
+        """See `registry.build_model`."""
         fields = ConfigFields(config, "BertModel")
         fields.choice("hidden_act", "gelu", "gelu")
         fields.choice("position_embedding_type", "absolute", "absolute")
@@ -99,7 +92,6 @@ class BertModel:
         self._layers = [BertLayer(self.hidden_size, heads, inner, eps, build) for _ in layers]
 
     def weights(self) -> Iterator[WeightSlot]:
-        """See `Model.weights`."""
         yield from self._words.weights("bert.embeddings.word_embeddings")
         yield WeightSlot("bert.embeddings.position_embeddings.weight", self._positions)
         yield WeightSlot("bert.embeddings.token_type_embeddings.weight", self._types)
@@ -116,7 +108,6 @@ class BertModel:
         return self._words(token_ids)
 
     def forward(self, hidden: Tensor, ctx: StepContext) -> Tensor:
-        """See `Model.forward`."""
         hidden = self._norm(hidden + F.embedding(ctx.positions, self._positions) + self._types[0])
         for layer in self._layers:
             hidden = layer(hidden, ctx)

@@ -57,8 +57,7 @@ class ConfigFields:
 
     def number(self, field: str, default: float | None = None) -> float:
         """A positive number."""
-        value = self.get(field, default)
-        return _positive(value, field)
+        return _positive(self.get(field, default), field)
 
     def flag(self, field: str, default: bool = False) -> bool:
         """True or false."""

@@ -88,11 +88,9 @@ class FeedForward(Protocol):
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
         """`prefix`: the layer's, "model.layers.N"."""
-        ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden_size] -> the same."""
-        ...
 
 
 class DecoderLayer(Protocol):
@@ -100,11 +98,9 @@ class DecoderLayer(Protocol):
 
     def weights(self, prefix: str) -> Iterator[WeightSlot]:
         """`prefix`: "model.layers.N"."""
-        ...
 
     def __call__(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
         """[tokens, hidden_size] -> the same."""
-        ...
 
 
 class PreNormLayer:
@@ -177,12 +173,10 @@ class Decoder:
         return self._head_table is self._embedding
 
     def untie_head(self) -> None:
-        """See `CausalModel.untie_head`."""
         self._head_table = self._make_table()
         self._head = VocabHead(self._head_table)
 
     def weights(self) -> Iterator[WeightSlot]:
-        """See `CausalModel.weights`."""
         yield from self._embedding.weights("model.embed_tokens")
         for number, layer in enumerate(self._layers):
             yield from layer.weights(f"model.layers.{number}")
@@ -196,11 +190,9 @@ class Decoder:
         return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """See `CausalModel.embed`."""
         return self._embedding(token_ids)
 
     def forward(self, hidden: Tensor, ctx: StepContext) -> Tensor:
-        """See `CausalModel.forward`."""
         rotations = [rotary(ctx.positions) for rotary in self._rotaries]
         for layer, which in zip(self._layers, self._rotary_of, strict=True):
             hidden = layer(hidden, rotations[which], ctx)
@@ -208,5 +200,4 @@ class Decoder:
         return self._norm(hidden)
 
     def head(self, hidden: Tensor, need: HeadNeed) -> HeadOutput:
-        """See `CausalModel.head`."""
         return self._head(hidden, need)

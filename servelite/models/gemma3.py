@@ -58,14 +58,7 @@ class Gemma3ForCausalLM(Decoder):
     """The whole model."""
 
     def __init__(self, config: dict[str, Any], build: Build) -> None:
-        """
-        Args:
-            config: as Hugging Face's config.json names it.
-
-        Raises:
-            ConfigError: the config asks for what this class cannot do.
-            UnknownScaling: of its `rope_scaling`.
-        """
+        """See `registry.build_model`."""
         fields = ConfigFields(config, "Gemma3ForCausalLM")
         activation = fields.choice("hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
         shape = DecoderShape.read(fields)
@@ -87,7 +80,6 @@ class Gemma3ForCausalLM(Decoder):
         self._embedding_scale = torch.tensor(shape.hidden_size**0.5, dtype=build.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """See `CausalModel.embed`."""
         return super().embed(token_ids) * self._embedding_scale
 
 

@@ -25,25 +25,18 @@ def divide_layers(windows: Sequence[int], num_kv_heads: int, head_dim: int) -> t
         The groups, those without a window first, then by window; within a kind, in the order of layers.
     """
     kinds = {window: [i for i, its in enumerate(windows) if its == window] for window in sorted(set(windows))}
-    slots = next(
-        g
-        for g in range(max(map(len, kinds.values())), 0, -1)
-        if all(
-            (-len(layers) % g) * _MOST_PADDING <= len(layers) + -len(layers) % g for layers in kinds.values()
-        )
-    )
+    counts = [len(layers) for layers in kinds.values()]
+    slots = next(g for g in range(max(counts), 0, -1) if all(_few_are_empty(count, g) for count in counts))
+    parts = [(w, its[at : at + slots]) for w, its in kinds.items() for at in range(0, len(its), slots)]
     return tuple(
-        KVGroupSpec(
-            "window" if window else "full",
-            tuple(layers[start : start + slots]),
-            num_kv_heads,
-            head_dim,
-            window,
-            slots,
-        )
-        for window, layers in kinds.items()
-        for start in range(0, len(layers), slots)
+        KVGroupSpec("window" if window else "full", tuple(part), num_kv_heads, head_dim, window, slots)
+        for window, part in parts
     )
+
+
+def _few_are_empty(layers: int, slots: int) -> bool:
+    empty = -layers % slots
+    return empty * _MOST_PADDING <= layers + empty
 
 
 def group_of_layer(groups: Sequence[KVGroupSpec]) -> dict[int, int]:

@@ -22,14 +22,7 @@ class LlamaForCausalLM(Decoder):
     """The whole model."""
 
     def __init__(self, config: dict[str, Any], build: Build) -> None:
-        """
-        Args:
-            config: as Hugging Face's config.json names it.
-
-        Raises:
-            ConfigError: the config asks for what this class cannot do.
-            UnknownScaling: of its `rope_scaling`.
-        """
+        """See `registry.build_model`."""
         fields = ConfigFields(config, "LlamaForCausalLM")
         fields.choice("hidden_act", "silu", "silu")
         shape = DecoderShape.read(fields)

@@ -24,26 +24,17 @@ class Qwen3ForCausalLM(Decoder):
     """The whole model."""
 
     def __init__(self, config: dict[str, Any], build: Build) -> None:
-        """
-        Args:
-            config: as Hugging Face's config.json names it.
-
-        Raises:
-            ConfigError: the config asks for what this class cannot do.
-            UnknownScaling: of its `rope_scaling`.
-        """
+        """See `registry.build_model`."""
         fields = ConfigFields(config, "Qwen3ForCausalLM")
         fields.choice("hidden_act", "silu", "silu")
         shape = DecoderShape.read(fields)
         intermediate_size, bias = fields.size("intermediate_size"), fields.flag("attention_bias")
         shape.check_ranks(build, intermediate_size=intermediate_size)
-        rotary = RotaryEmbedding(shape.head_dim, *fields.rope())
+        heads, rotary = shape.attention(), RotaryEmbedding(shape.head_dim, *fields.rope())
 
         def layer(number: int, group: int) -> PreNormLayer:
             norm = QueryKeyNorm(shape.head_dim, shape.eps, build)
-            attention = SelfAttention(
-                shape.attention(), number, group, build, qkv_bias=bias, out_bias=bias, norm=norm
-            )
+            attention = SelfAttention(heads, number, group, build, qkv_bias=bias, out_bias=bias, norm=norm)
             mlp = GatedMLP(shape.hidden_size, intermediate_size, build)
             return PreNormLayer(shape, attention, mlp, build)
 

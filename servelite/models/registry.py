@@ -46,6 +46,9 @@ def check_architecture(architecture: str) -> None:
 def build_model(architecture: str, config: dict[str, Any], build: Build) -> Model:
     """A model with its memory allocated and no weights in it yet.
 
+    Args:
+        config: as Hugging Face's config.json names it.
+
     Raises:
         UnknownArchitecture: there is no such class.
         ConfigError: the class cannot do what the config asks for.

@@ -68,55 +68,22 @@ class GGMLType(enum.IntEnum):
 
 
 BLOCK: Final[dict[GGMLType, tuple[int, int]]] = {
-    GGMLType.F32: (1, 4),
-    GGMLType.F16: (1, 2),
-    GGMLType.Q4_0: (32, 18),
-    GGMLType.Q4_1: (32, 20),
-    GGMLType.Q5_0: (32, 22),
-    GGMLType.Q5_1: (32, 24),
-    GGMLType.Q8_0: (32, 34),
-    GGMLType.Q8_1: (32, 40),
-    GGMLType.Q2_K: (256, 84),
-    GGMLType.Q3_K: (256, 110),
-    GGMLType.Q4_K: (256, 144),
-    GGMLType.Q5_K: (256, 176),
-    GGMLType.Q6_K: (256, 210),
-    GGMLType.Q8_K: (256, 292),
-    GGMLType.IQ2_XXS: (256, 66),
-    GGMLType.IQ2_XS: (256, 74),
-    GGMLType.IQ3_XXS: (256, 98),
-    GGMLType.IQ1_S: (256, 50),
-    GGMLType.IQ4_NL: (32, 18),
-    GGMLType.IQ3_S: (256, 110),
-    GGMLType.IQ2_S: (256, 82),
-    GGMLType.IQ4_XS: (256, 136),
-    GGMLType.I8: (1, 1),
-    GGMLType.I16: (1, 2),
-    GGMLType.I32: (1, 4),
-    GGMLType.I64: (1, 8),
-    GGMLType.F64: (1, 8),
-    GGMLType.IQ1_M: (256, 56),
-    GGMLType.BF16: (1, 2),
-    GGMLType.TQ1_0: (256, 54),
-    GGMLType.TQ2_0: (256, 66),
-    GGMLType.MXFP4: (32, 17),
-}
+    GGMLType.F32: (1, 4), GGMLType.F16: (1, 2), GGMLType.Q4_0: (32, 18), GGMLType.Q4_1: (32, 20),
+    GGMLType.Q5_0: (32, 22), GGMLType.Q5_1: (32, 24), GGMLType.Q8_0: (32, 34), GGMLType.Q8_1: (32, 40),
+    GGMLType.Q2_K: (256, 84), GGMLType.Q3_K: (256, 110), GGMLType.Q4_K: (256, 144), GGMLType.Q5_K: (256, 176),
+    GGMLType.Q6_K: (256, 210), GGMLType.Q8_K: (256, 292), GGMLType.IQ2_XXS: (256, 66),
+    GGMLType.IQ2_XS: (256, 74), GGMLType.IQ3_XXS: (256, 98), GGMLType.IQ1_S: (256, 50),
+    GGMLType.IQ4_NL: (32, 18), GGMLType.IQ3_S: (256, 110), GGMLType.IQ2_S: (256, 82),
+    GGMLType.IQ4_XS: (256, 136), GGMLType.I8: (1, 1), GGMLType.I16: (1, 2), GGMLType.I32: (1, 4),
+    GGMLType.I64: (1, 8), GGMLType.F64: (1, 8), GGMLType.IQ1_M: (256, 56), GGMLType.BF16: (1, 2),
+    GGMLType.TQ1_0: (256, 54), GGMLType.TQ2_0: (256, 66), GGMLType.MXFP4: (32, 17),
+}  # fmt: skip
 """Elements and bytes of one block, by type."""
 
 # Metadata value types: the number in the file -> struct format; strings and arrays apart.
 _SCALARS: Final = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
 _STRING: Final = 8
 _ARRAY: Final = 9
 _U32: Final = struct.Struct("<I")

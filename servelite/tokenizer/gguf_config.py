@@ -35,12 +35,8 @@ _KEYS: Final = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _NEEDED: Final = (
-    "embedding_length",
-    "block_count",
-    "feed_forward_length",
-    "attention.head_count",
-    "context_length",
-)
+    "embedding_length", "block_count", "feed_forward_length", "attention.head_count", "context_length",
+)  # fmt: skip
 _PER_LAYER: Final = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _REAL: Final = ("rms_norm_eps", "rope_theta", "attn_logit_softcapping", "final_logit_softcapping")
 

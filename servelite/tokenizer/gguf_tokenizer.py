@@ -73,26 +73,6 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
 }
 
 
-def build_tokenizer(gguf: GGUFFile) -> Tokenizer:
-    """The tokenizer that `gguf` describes, with its added tokens and BOS/EOS rule.
-
-    Raises:
-        ModelFileError: another kind of tokenizer, an unknown pre-tokenizer, or damaged lists.
-    """
-    kind = gguf.metadata.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        with _no_collections():
-            return _build_byte_level(gguf)
-    if kind == "llama":
-        with _no_collections():
-            return _build_pieces(gguf)
-    raise ModelFileError(
-        gguf.path,
-        f"tokenizer.ggml.model is {brief(kind)}; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) can be "
-        "read",
-    )
-
-
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     """Half a million merges are as many objects, none of them garbage: looking at them all again and
@@ -104,6 +84,25 @@ def _no_collections() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@_no_collections()
+def build_tokenizer(gguf: GGUFFile) -> Tokenizer:
+    """The tokenizer that `gguf` describes, with its added tokens and BOS/EOS rule.
+
+    Raises:
+        ModelFileError: another kind of tokenizer, an unknown pre-tokenizer, or damaged lists.
+    """
+    kind = gguf.metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        return _build_byte_level(gguf)
+    if kind == "llama":
+        return _build_pieces(gguf)
+    raise ModelFileError(
+        gguf.path,
+        f"tokenizer.ggml.model is {brief(kind)}; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) can be "
+        "read",
+    )
 
 
 def _build_pieces(gguf: GGUFFile) -> Tokenizer:

@@ -28,19 +28,9 @@ from servelite.tokenizer.metadata_files import (
     read_whole,
 )
 
-__all__ = [
-    "ModelFileError",
-    "ModelFiles",
-    "open_model_files",
-    "read_generation_config",
-    "with_tokenizer",
-]
+__all__ = ["ModelFileError", "ModelFiles", "open_model_files", "read_generation_config", "with_tokenizer"]
 
-_GGUF_EOS_KEYS: Final = (
-    "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id",
-)
+_GGUF_EOS_KEYS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 _GGUF_BOS_KEY: Final = "tokenizer.ggml.bos_token_id"
 _LENGTH_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
 

@@ -21,7 +21,6 @@ class ModelRunner(Protocol):
 
     def watch(self, beat: Callable[[], None]) -> None:
         """Call `beat` every so often while a step is computed: from now on, and from whatever thread."""
-        ...
 
     def forward(self, plan: Plan) -> None:
         """Compute the plan's tokens and keep what `sample` needs.
@@ -30,7 +29,6 @@ class ModelRunner(Protocol):
             StepGapError: `plan.step` does not follow the last one.
             StepFailedError: nothing was computed, and the runner can go on.
         """
-        ...
 
     def sample(self, plan: Plan, masks: bytes | None) -> StepResult:
         """Draw a token for each row with logits; the token also lands in the resident table.
@@ -39,7 +37,6 @@ class ModelRunner(Protocol):
             masks: a frame of `ipc.masks`, of those sampling rows that a grammar binds; None where the
                 plan needs none.
         """
-        ...
 
 
 class StepFailedError(RuntimeError):

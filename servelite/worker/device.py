@@ -41,7 +41,6 @@ class Recorded(Protocol):
         Returns:
             [tokens, any], valid until the next call.
         """
-        ...
 
 
 class Device(Protocol):
@@ -49,18 +48,16 @@ class Device(Protocol):
 
     def record(self, compute: Computation) -> Recorded:
         """Make `compute` replayable. It must do the same work for equal bucket sizes, and keep nothing."""
-        ...
 
 
 class CPUDevice:
-    """Plain calls."""
+    """A `Device` of plain calls."""
 
     def __init__(self, ladder: Sequence[int] = ()) -> None:
         """`ladder`: bucket sizes in tokens; a step beyond the largest is a bucket of its own."""
         self._ladder = sorted(ladder)
 
     def record(self, compute: Computation) -> Recorded:
-        """See `Device.record`."""
         return _PlainCalls(compute, self._ladder)
 
 

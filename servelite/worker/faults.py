@@ -16,13 +16,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
 from servelite.config import SettingError
-from servelite.ipc.messages import FLAG, FromRank, Plan, RowFlag, RunnerFacts, StepResult, pack, unpack
+from servelite.ipc.messages import FLAG, FromRank, Plan, RowFlag, StepResult, pack, unpack
 from servelite.kernels.collective import Collective
 from servelite.worker.base import ModelRunner, StepFailedError
 
@@ -145,11 +146,7 @@ class _FaultyRunner:
     """A `ModelRunner` around another one."""
 
     def __init__(self, runner: ModelRunner, faults: Faults) -> None:
-        self._runner, self._faults = runner, faults
-
-    @property
-    def facts(self) -> RunnerFacts:
-        return self._runner.facts
+        self._runner, self._faults, self.facts = runner, faults, runner.facts
 
     def watch(self, beat: Callable[[], None]) -> None:
         self._runner.watch(beat)
@@ -198,14 +195,6 @@ class _FaultyCollective:
             raise RuntimeError("a failed collective that was asked for")
 
 
-def _crash() -> None:
-    os.abort()
-
-
-def _exit() -> None:
-    os._exit(3)
-
-
 def _error() -> None:
     raise RuntimeError("a fault that was asked for")
 
@@ -216,8 +205,8 @@ def _hang() -> None:
 
 
 _BEFORE: Final[dict[FaultKind, Callable[[], None]]] = {
-    FaultKind.CRASH: _crash,
-    FaultKind.EXIT: _exit,
+    FaultKind.CRASH: os.abort,
+    FaultKind.EXIT: partial(os._exit, 3),
     FaultKind.ERROR: _error,
     FaultKind.HANG: _hang,
 }

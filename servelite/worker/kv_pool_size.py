@@ -26,6 +26,17 @@ class PoolSize:
     max_model_len: int  # tokens; one request of this length fits the pool
 
 
+def most_blocks(num_tokens: int, block_size: int, window: int, in_flight: int) -> int:
+    """Blocks that one request of `num_tokens` tokens holds at the most in a KV group.
+
+    Args:
+        window: of the group, in tokens; 0: it keeps all blocks of a request.
+        in_flight: tokens of steps in flight, which the group holds beside its window.
+    """
+    whole = -(-num_tokens // block_size)
+    return min(whole, -(-(window - 1 + in_flight) // block_size) + 1) if window else whole
+
+
 def size_pool(
     settings: Settings,
     model_len: int,
@@ -40,7 +51,7 @@ def size_pool(
         model_len: the longest sequence the model can take, in tokens.
         block_bytes: of one block, all layers of its KV group; a rank's part of it.
         available: bytes of memory that are free to use, the weights of all ranks loaded.
-        windows: of each KV group, in tokens; 0: it keeps all blocks of a request.
+        windows: of each KV group, as for `most_blocks`.
         weights: bytes that a rank's weights take of what was available before.
         group: ranks that share the memory, each with a pool of its own. All are to be told the same numbers;
             one of them logs what there is to say.
@@ -58,10 +69,7 @@ def size_pool(
     in_flight = settings.async_depth * settings.max_num_batched_tokens
 
     def blocks_for(tokens: int) -> int:
-        whole = -(-tokens // size)
-        return sum(
-            min(whole, -(-(window - 1 + in_flight) // size) + 1) if window else whole for window in windows
-        )
+        return sum(most_blocks(tokens, size, window, in_flight) for window in windows)
 
     blocks_per_request = blocks_for(length)
     blocks = settings.num_gpu_blocks_override

@@ -76,17 +76,8 @@ def sampled_logprobs(
     for i, (row, first, count, end) in enumerate(
         zip(rows.tolist(), index.tolist(), k.tolist(), ends.tolist(), strict=True)
     ):
-        part = slice(end - count, end)
-        yield (
-            row,
-            TokenLogprobs(
-                first,
-                count,
-                scores.chosen[i].tobytes(),
-                pack(scores.ids[part]),
-                scores.values[part].tobytes(),
-            ),
-        )
+        ids, values = (column[end - count : end] for column in (scores.ids, scores.values))
+        yield row, TokenLogprobs(first, count, scores.chosen[i].tobytes(), pack(ids), values.tobytes())
 
 
 def prompt_logprobs(

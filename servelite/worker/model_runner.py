@@ -55,6 +55,17 @@ _log = logging.getLogger(__name__)
 _DTYPES: Final = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+@contextmanager
+def _memory_may_run_out() -> Iterator[None]:
+    """Turn a failed allocation into the step's failure: the next step may be smaller."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own has no type of its own on the CPU
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise StepFailedError(f"no memory for a step's intermediates: {error}") from error
+        raise
+
+
 class CPUModelRunner:
     """A `worker.base.ModelRunner` on the CPU. One thread calls it."""
 
@@ -114,7 +125,7 @@ class CPUModelRunner:
             kv_groups=tuple(
                 KVGroup(spec.kind, spec.layers, block_bytes, spec.window) for spec in model.kv_groups
             ),
-            dtype=_name(model.dtype),
+            dtype=str(model.dtype).removeprefix("torch."),
             device="cpu",
             ledger=clock.phases(),
             features=() if encoder else ("logprobs",),
@@ -137,6 +148,7 @@ class CPUModelRunner:
         self._beat = beat
 
     @torch.inference_mode()
+    @_memory_may_run_out()
     def forward(self, plan: Plan) -> None:
         """Compute the plan's tokens and keep the hidden states for `sample`.
 
@@ -145,10 +157,6 @@ class CPUModelRunner:
                 resident one.
             StepFailedError: there was no memory for it.
         """
-        with _memory_may_run_out():
-            self._run(plan)
-
-    def _run(self, plan: Plan) -> None:
         began = time.perf_counter()
         self._check_order(plan)
         stale = self._table.apply(plan)
@@ -170,16 +178,13 @@ class CPUModelRunner:
         return self._model.forward(self._model.embed(buffers.token_ids), context)
 
     @torch.inference_mode()
+    @_memory_may_run_out()
     def sample(self, plan: Plan, masks: bytes | None) -> StepResult:
         """Draw for the rows of the step just computed; see `ModelRunner.sample`.
 
         Raises:
             StepFailedError: there was no memory for it.
         """
-        with _memory_may_run_out():
-            return self._sample(plan, masks)
-
-    def _sample(self, plan: Plan, masks: bytes | None) -> StepResult:
         began = time.perf_counter()
         assert self._inputs is not None, "sample before forward"
         inputs, self._inputs = self._inputs, None
@@ -273,22 +278,6 @@ class CPUModelRunner:
                 f"row {row} holds generation {self._table.generation[row]}, "
                 f"step {plan.step} wants {generations[wrong[0]]}"
             )
-
-
-@contextmanager
-def _memory_may_run_out() -> Iterator[None]:
-    """Turn a failed allocation into the step's failure: the next step may be smaller."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:  # torch's own has no type of its own on the CPU
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            raise StepFailedError(f"no memory for a step's intermediates: {error}") from error
-        raise
-
-
-def _name(dtype: torch.dtype) -> str:
-    """What flags and messages call it: "float32", not torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _range_over_ranks(group: Collective, *numbers: int) -> tuple[list[int], list[int]]:

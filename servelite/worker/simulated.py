@@ -44,6 +44,8 @@ from servelite.worker.kv_pool_size import size_pool
 _MAX_BLOCKS: Final = 1 << 16
 _BEAT_S: Final = 0.25  # between signs of life in a long step
 _BLOCK_BYTES: Final = 128  # as good as any
+_Ints = npt.NDArray[np.int32]
+_Longs = npt.NDArray[np.int64]
 _U64 = npt.NDArray[np.uint64]
 
 
@@ -170,7 +172,7 @@ class SimulatedRunner:
             verify: check a row's whole KV history at each of its steps (O(length); tests).
             group: ranks that wait for each other once a step; each simulates the whole model.
         """
-        self._facts, self._cost, self._script, self._verify = facts, cost, script, verify
+        self.facts, self._cost, self._script, self._verify = facts, cost, script, verify
         self._group = group
         groups, blocks = len(facts.kv_groups), -(-facts.max_model_len // facts.block_size)
         self._tokens = np.zeros((max_num_seqs, facts.max_model_len + 1), dtype=np.int32)
@@ -207,17 +209,10 @@ class SimulatedRunner:
         facts = simulated_facts(settings, tokenizer.vocab_size, files.max_model_len, group, pooling)
         return cls(facts, settings.max_num_seqs, cost=cost, script=script, group=group)
 
-    @property
-    def facts(self) -> RunnerFacts:
-        """See `ModelRunner.facts`."""
-        return self._facts
-
     def watch(self, beat: Callable[[], None]) -> None:
-        """See `ModelRunner.watch`."""
         self._beat = beat
 
     def forward(self, plan: Plan) -> None:
-        """See `ModelRunner.forward`."""
         if self._step is not None and plan.step != self._step + 1:
             raise StepGapError(f"step {plan.step} came after step {self._step}")
         self._step = plan.step
@@ -241,7 +236,6 @@ class SimulatedRunner:
             self._seconds = self._cost.seconds(len(row_of), int(self._computed[rows].sum()))
 
     def sample(self, plan: Plan, masks: bytes | None) -> StepResult:
-        """See `ModelRunner.sample`."""
         planned = unpack(plan.rows)
         asked = planned[unpack(plan.num_logits) > 0]
         complete = self._computed[asked] == self._known[asked]
@@ -249,7 +243,7 @@ class SimulatedRunner:
         rows = asked[counts]
         length = self._computed[rows]
         drawn = self._draw(rows, length)
-        tokens = (drawn % np.uint64(self._facts.vocab_size)).astype(np.int32)
+        tokens = (drawn % np.uint64(self.facts.vocab_size)).astype(np.int32)
         allowed = {} if masks is None else self._allowed(masks)
         for at, row in enumerate(rows.tolist()):
             index = int(length[at] - self._prompt_len[row])
@@ -261,7 +255,7 @@ class SimulatedRunner:
                 tokens[at] = answer[index]
             sampling = self._sampling[row]
             while index < sampling.min_tokens and tokens[at] in sampling.stop_token_ids:
-                tokens[at] = (tokens[at] + 1) % self._facts.vocab_size
+                tokens[at] = (tokens[at] + 1) % self.facts.vocab_size
         self._tokens[rows, length] = tokens
         self._known[rows] += 1
         self._wait()
@@ -300,12 +294,12 @@ class SimulatedRunner:
             at += int(count)
 
     def _copy_blocks(self, plan: Plan) -> None:
-        slots = self._kv.reshape(-1, self._facts.block_size)
+        slots = self._kv.reshape(-1, self.facts.block_size)
         for source, destination in unpack(plan.copies).reshape(-1, 2).tolist():
             slots[destination] = slots[source]
 
     def _slots(self, group: int, rows: npt.NDArray, positions: npt.NDArray) -> npt.NDArray[np.int64]:
-        size = self._facts.block_size
+        size = self.facts.block_size
         return self._tables[group, rows, positions // size].astype(np.int64) * size + positions % size
 
     def _terms(self, group: int, rows: npt.NDArray, positions: npt.NDArray) -> _U64:
@@ -314,13 +308,7 @@ class SimulatedRunner:
         return (self._tokens[rows, positions].astype(np.uint64) + np.uint64(1)) * weight
 
     def _write(
-        self,
-        group: int,
-        rows: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int64],
-        start: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
+        self, group: int, rows: _Ints, positions: _Longs, start: _Longs, counts: _Longs, ends: _Longs
     ) -> None:
         """Fill the KV slots of all positions: the hash before each row's first one, plus a running sum."""
         first_rows = rows[ends - counts]
@@ -342,9 +330,9 @@ class SimulatedRunner:
         """A vector for each prompt, of numbers from -1 to 1."""
         if not len(rows):
             return {}
-        assert self._facts.pooling is not None
+        assert self.facts.pooling is not None
         drawn = self._draw(rows, self._computed[rows])[:, None]
-        places: _U64 = np.arange(self._facts.pooling.size, dtype=np.uint64)
+        places: _U64 = np.arange(self.facts.pooling.size, dtype=np.uint64)
         mixed = _mix(drawn + places)
         values = mixed.astype(np.int64).astype("<f4") / np.float32(1 << 63)
         return {row: values[at].tobytes() for at, row in enumerate(rows.tolist())}
@@ -352,7 +340,7 @@ class SimulatedRunner:
     def _allowed(self, masks: bytes) -> dict[int, npt.NDArray[np.int64]]:
         """The tokens that each masked row may take."""
         rows, packed = unpack_masks(masks)
-        bits = unpack_bits(packed, self._facts.vocab_size)
+        bits = unpack_bits(packed, self.facts.vocab_size)
         return {row: np.flatnonzero(bits[at]) for at, row in enumerate(rows.tolist())}
 
     def _wait(self) -> None:
@@ -367,7 +355,7 @@ class SimulatedRunner:
         """All that the row's tokens from `start` on can see is what was computed for them."""
         positions = np.arange(self._computed[row])
         rows = np.full(len(positions), row)
-        for group, spec in enumerate(self._facts.kv_groups):
+        for group, spec in enumerate(self.facts.kv_groups):
             expected = np.cumsum(self._terms(group, rows, positions), dtype=np.uint64)
             seen = positions >= start - spec.window + 1 if spec.window else positions >= 0
             if not np.array_equal(self._kv[self._slots(group, rows, positions)][seen], expected[seen]):

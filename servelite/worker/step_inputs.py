@@ -15,6 +15,9 @@ from servelite.kernels.kv_layout import KVPool
 from servelite.worker.resident import ResidentTable
 from servelite.worker.sampler import SamplingRows
 
+_Ints = npt.NDArray[np.int32]
+_Longs = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class PromptSpan:
@@ -71,6 +74,12 @@ def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size
     asked = np.flatnonzero(num_logits)
     complete, pools = computed + counts == table.num_known[rows], table.pools[rows]
     samples = (complete & ~pools)[asked]
+    scored = asked[table.prompt_logprobs[rows[asked]] >= 0]
+    bounds = starts.tolist()
+    pooled = tuple(
+        PooledSpan(int(rows[at]), int(computed[at]), slice(*bounds[at : at + 2]), bool(complete[at]))
+        for at in np.flatnonzero(pools)
+    )
     return StepInputs(
         token_ids=torch.from_numpy(token_ids.astype(np.int64)),
         positions=torch.from_numpy(positions),
@@ -78,27 +87,13 @@ def build_step_inputs(plan: Plan, table: ResidentTable, pool: KVPool, block_size
         asked=asked,
         samples=samples,
         last_tokens=torch.from_numpy(starts[asked[samples] + 1] - 1),
-        prompt_spans=_prompt_spans(
-            asked[table.prompt_logprobs[rows[asked]] >= 0], rows, starts, num_logits, table
-        ),
-        pooled=tuple(
-            PooledSpan(
-                int(rows[at]),
-                int(computed[at]),
-                slice(int(starts[at]), int(starts[at + 1])),
-                bool(complete[at]),
-            )
-            for at in np.flatnonzero(pools)
-        ),
+        prompt_spans=_prompt_spans(scored, rows, starts, num_logits, table),
+        pooled=pooled,
     )
 
 
 def _prompt_spans(
-    wanted: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int32],
-    starts: npt.NDArray[np.int64],
-    num_logits: npt.NDArray[np.int32],
-    table: ResidentTable,
+    wanted: _Longs, rows: _Ints, starts: _Longs, num_logits: _Ints, table: ResidentTable
 ) -> tuple[PromptSpan, ...]:
     spans = []
     for at in wanted.tolist():

@@ -91,14 +91,15 @@ def flags(folder: Path) -> tuple[str, ...]:
     return (*FLAGS, "--simulated-script", str(script))
 
 
-async def everybody(server: Server) -> list[asyncio.Task[Told]]:
-    """All requests under way, when some wait, some run, and somebody has been preempted."""
-    before = server.metrics()["servelite_num_preemptions_total"]
+async def everybody(server: Server, prompt_tokens: float) -> list[asyncio.Task[Told]]:
+    """All requests under way, of a fresh server: all are accepted, some wait, some run, and somebody has been
+    preempted."""
     tasks = [asyncio.create_task(stream(server.port, body, path=path)) for path, body in asked()]
     deadline = time.monotonic() + 30
     while True:
         now = await asyncio.to_thread(server.metrics)
-        if now["servelite_num_preemptions_total"] > before and now["servelite_num_requests_waiting"]:
+        accepted = now["servelite_prompt_tokens_total"] == prompt_tokens
+        if accepted and now["servelite_num_preemptions_total"] and now["servelite_num_requests_waiting"]:
             return tasks
         assert time.monotonic() < deadline and not all(task.done() for task in tasks), now
         await asyncio.sleep(0.01)
@@ -115,13 +116,26 @@ async def all_of(server: Server, which: slice = slice(None)) -> list[Told]:
 
 
 @pytest.fixture(scope="module")
-def quiet(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
-    """Everybody's answers undisturbed, by one rank."""
+def undisturbed(
+    demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[tuple[Any, ...]], float]:
+    """Everybody's answers, by one rank; and how many tokens their prompts have."""
     folder = tmp_path_factory.mktemp("quiet")
     with running_server(folder, *flags(folder)) as server:
         answers = [only(told) for told in asyncio.run(all_of(server))]
+        prompt_tokens = server.metrics()["servelite_prompt_tokens_total"]
     check_what_is_read([parts for parts, *_ in answers[1 : 1 + len(read())]])
-    return answers
+    return answers, prompt_tokens
+
+
+@pytest.fixture(scope="module")
+def quiet(undisturbed: tuple[list[tuple[Any, ...]], float]) -> list[tuple[Any, ...]]:
+    return undisturbed[0]
+
+
+@pytest.fixture(scope="module")
+def prompt_tokens(undisturbed: tuple[list[tuple[Any, ...]], float]) -> float:
+    return undisturbed[1]
 
 
 def check_what_is_read(told: list[dict[str, str]]) -> None:
@@ -140,9 +154,9 @@ def check_what_is_read(told: list[dict[str, str]]) -> None:
         assert [parts[f"{index} {arguments}"] for index in (2, 3)] == [ARGUMENTS] * 2
 
 
-async def disturbed(server: Server, fault: Callable[[Server], None]) -> list[Any]:
+async def disturbed(server: Server, prompt_tokens: float, fault: Callable[[Server], None]) -> list[Any]:
     """Everybody's answers, with a fault in their midst."""
-    tasks = await everybody(server)
+    tasks = await everybody(server, prompt_tokens)
     fault(server)
     return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -166,12 +180,17 @@ KILL, CRASH, STOP = signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP
     ids=str,
 )
 async def test_the_engine_or_a_rank_dies_or_hangs(
-    ranks: tuple[str, ...], victim: str, number: int, tmp_path: Path, quiet: list[tuple[Any, ...]]
+    ranks: tuple[str, ...],
+    victim: str,
+    number: int,
+    tmp_path: Path,
+    quiet: list[tuple[Any, ...]],
+    prompt_tokens: float,
 ) -> None:
     with running_server(tmp_path, *flags(tmp_path), *ranks, "--hang-timeout", "2") as server:
         before = set(server.children())
         pid = server.child(victim)
-        got = await disturbed(server, lambda server: os.kill(pid, number))
+        got = await disturbed(server, prompt_tokens, lambda server: os.kill(pid, number))
         assert [only(told) for told in got] == quiet
         await wait_until_ready(server)
         assert server.idle_metrics()["servelite_engine_restarts_total"] >= 1
@@ -228,10 +247,10 @@ async def test_a_row_is_not_finite(
 
 
 @pytest.mark.slow
-async def test_a_front_end_dies(tmp_path: Path, quiet: list[tuple[Any, ...]]) -> None:
+async def test_a_front_end_dies(tmp_path: Path, quiet: list[tuple[Any, ...]], prompt_tokens: float) -> None:
     with running_server(tmp_path, *flags(tmp_path), "--api-workers", "2") as server:
         victim = server.child("front end 1")
-        got = await disturbed(server, lambda server: os.kill(victim, signal.SIGKILL))
+        got = await disturbed(server, prompt_tokens, lambda server: os.kill(victim, signal.SIGKILL))
         for mine, theirs in zip(got, quiet, strict=True):
             assert isinstance(mine, BaseException) or only(mine) == theirs
         deadline = time.monotonic() + 20
@@ -242,11 +261,11 @@ async def test_a_front_end_dies(tmp_path: Path, quiet: list[tuple[Any, ...]]) ->
 
 
 @pytest.mark.slow
-async def test_the_launcher_dies(tmp_path: Path, demo_model: Path) -> None:
+async def test_the_launcher_dies(tmp_path: Path, prompt_tokens: float) -> None:
     with running_server(tmp_path, *flags(tmp_path), *RANKS, "--runtime-dir", str(tmp_path / "r")) as server:
         children = server.children()
         assert len(children) == 4
-        tasks = await everybody(server)
+        tasks = await everybody(server, prompt_tokens)
         server.signal(signal.SIGKILL)
         began = time.monotonic()
         ends = await asyncio.gather(*tasks, return_exceptions=True)

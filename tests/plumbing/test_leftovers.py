@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONFTEST = "from tests.conftest import *\nfrom tests import leftovers\nleftovers.GRACE_SECONDS = 0.3\n"
 
+NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # none is used, and they take over a second to import
+
 
 def run_inner(folder: Path, body: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `body` as a test file under this project's conftest, in a process of its own."""
@@ -20,7 +22,7 @@ def run_inner(folder: Path, body: str, **environment: str) -> subprocess.Complet
     (folder / "pytest.ini").write_text("[pytest]\n")
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **NO_PLUGINS, **environment},
         check=False,
         capture_output=True,
         text=True,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.plumbing.test_leftovers import NO_PLUGINS
 from tests.two_runs import TESTS, groups
 
 PROGRAM = """
@@ -51,7 +53,10 @@ def test_one_that_fails_fails_both(tmp_path: Path, one: str, other: str, code: i
         (tmp_path / name / f"test_{name}.py").write_text(f"def test_{name}(): {line}\n" if line else "")
     arguments = ["-v", "-p", "no:cacheprovider", "-c", str(tmp_path / "pytest.ini"), str(tmp_path)]
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent, check=False)
+    environment = os.environ | NO_PLUGINS
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=TESTS.parent, env=environment, check=False
+    )
     assert done.returncode == code, done.stdout
     for name, line in (("http", one), ("engine", other)):
         assert f"test_{name} {'PASSED' if line == 'assert 1' else 'FAILED'}" in done.stdout or not line

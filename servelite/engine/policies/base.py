@@ -19,4 +19,3 @@ class Policy(Protocol):
         Args:
             arrival: how many requests came before it.
         """
-        ...

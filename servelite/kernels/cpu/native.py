@@ -22,37 +22,23 @@ _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 class _Batch(ctypes.Structure):
     _fields_ = (
-        ("starts", c_void_p),
-        ("computed", c_void_p),
-        ("tables", c_void_p),
-        ("table_stride", c_int64),
-        ("rows", c_int64),
-        ("block_size", c_int64),
-        ("window", c_int64),
-    )
+        ("starts", c_void_p), ("computed", c_void_p), ("tables", c_void_p), ("table_stride", c_int64),
+        ("rows", c_int64), ("block_size", c_int64), ("window", c_int64),
+    )  # fmt: skip
 
 
 class _Cache(ctypes.Structure):
     _fields_ = (
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("block_stride", c_int64),
-        ("position_stride", c_int64),
-        ("head_stride", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("dtype", c_int32),
-    )
+        ("keys", c_void_p), ("values", c_void_p), ("block_stride", c_int64), ("position_stride", c_int64),
+        ("head_stride", c_int64), ("kv_heads", c_int64), ("head_dim", c_int64), ("dtype", c_int32),
+    )  # fmt: skip
 
 
 class _States(ctypes.Structure):
     _fields_ = (
-        ("data", c_void_p),
-        ("token_stride", c_int64),
-        ("head_stride", c_int64),
-        ("heads", c_int64),
+        ("data", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64), ("heads", c_int64),
         ("dtype", c_int32),
-    )
+    )  # fmt: skip
 
 
 class NativeKernels:
@@ -84,20 +70,12 @@ class NativeKernels:
         self._caches: WeakKeyDictionary[LayerCache, Any] = WeakKeyDictionary()
 
     def write_kv(self, keys: Tensor, values: Tensor, cache: LayerCache, batch: AttentionBatch) -> None:
-        """Put the step's keys and values [tokens, kv_heads, d] where the batch says; padding goes nowhere."""
         self._write_kv(self._batch(batch), self._cache(cache), byref(_states(keys)), byref(_states(values)))
 
     def paged_attention(
         self, query: Tensor, cache: LayerCache, batch: AttentionBatch, scale: float
     ) -> Tensor:
-        """Causal attention of a flat mixed batch over the cache, the step's own tokens already in it.
-
-        Args:
-            query: [tokens, heads, d]; heads is a multiple of the cache's KV heads.
-
-        Returns:
-            [tokens, heads, d]; 0 for padding.
-
+        """
         Raises:
             MemoryError: there was no room for the intermediates.
         """

@@ -78,8 +78,7 @@ class SharedMemoryCollective:
         if os.fstat(fd).st_size not in (0, length):
             raise ValueError(f"descriptor {fd} holds no memory of a group of {size} ranks")
         os.ftruncate(fd, length)
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self._memory = mmap.mmap(fd, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         # The object that is exported to holds the mapping for as long as the collective is there.
         self._start = ctypes.c_char.from_buffer(self._memory)
