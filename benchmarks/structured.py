@@ -21,7 +21,8 @@ from servelite.config import Settings
 from servelite.ipc.masks import pack_masks, unpack_bits
 from servelite.ipc.messages import NewRow, Plan, SamplingParams, pack
 from servelite.loader.resolve import resolve_model
-from servelite.tokenizer.grammar import GrammarKind, Grammars, Matcher, grammar_text
+from servelite.tokenizer.grammar import Grammars, Matcher
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from servelite.tokenizer.model_files import open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from servelite.worker.load import load_runner

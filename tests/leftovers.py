@@ -119,7 +119,7 @@ def end(pid: int) -> None:
 def settle(run: Run, before: Traces) -> list[str]:
     """What is left of what came after `before`, given a moment to go; the processes are ended."""
     deadline = time.monotonic() + GRACE_SECONDS
-    while (now := run.traces()).since(before):
+    while (now := _without_checkers(run.traces(), before)).since(before):
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
@@ -130,6 +130,16 @@ def settle(run: Run, before: Traces) -> list[str]:
     for pid in now.processes - before.processes:
         end(pid)
     return left
+
+
+def _without_checkers(now: Traces, before: Traces) -> Traces:
+    """A server that was there before starts the process that checks grammars with the first check."""
+    checkers = {
+        pid
+        for pid in now.processes - before.processes
+        if _parent(str(pid)) in before.processes and describe_process(pid).endswith("servelite: grammars")
+    }
+    return replace(now, processes=now.processes - checkers)
 
 
 def held_elsewhere(names: frozenset[str], ours: frozenset[int]) -> frozenset[str]:

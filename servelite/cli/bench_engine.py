@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from servelite.cli.bench_arguments import OneLineErrors, json_object, positive
 from servelite.cli.bench_output import check_json_path, write_json
 from servelite.config import SettingError, Settings, add_flags, settings_from
-from servelite.ipc.process import ExitCode, thread_environment
+from servelite.ipc.process import ExitCode, child_environment
 
 if TYPE_CHECKING:
     from servelite.ipc.messages import SamplingParams
@@ -159,7 +159,7 @@ def _runner(
     sampling: SamplingParams,
     results: list[dict[str, Any]],
 ) -> None:
-    os.environ.update(thread_environment())  # before torch is loaded, as the engine's process has it
+    os.environ.update(child_environment())  # before torch is loaded, as the engine's process has it
     from servelite.bench.engine_report import RUNNER_HEAD, runner_row
     from servelite.bench.engine_runner import RunnerBenchmark
     from servelite.bench.progress import ProgressLine

@@ -36,14 +36,9 @@ def _serve(boot: Boot, settings: Settings, lifeline: Lifeline, started: float) -
     try:
         ready = ready_message(settings, executor.facts, ledger, index=boot.index, epoch=boot.epoch)
         mailbox = SocketMailbox(sock, lifeline, ready)
+        load = partial(_load_grammars, settings)
         core = build_engine(
-            settings,
-            executor,
-            mailbox,
-            progress,
-            index=boot.index,
-            epoch=boot.epoch,
-            load_grammars=partial(_load_grammars, settings),
+            settings, executor, mailbox, progress, index=boot.index, epoch=boot.epoch, load_grammars=load
         )
         loaded()
         lifeline.send(ChildReady(ledger=ready.ledger))
@@ -85,10 +80,5 @@ def _load_grammars(settings: Settings) -> Grammars:
     return Grammars(load_tokenizer(files))
 
 
-def main() -> int:
-    """Run one life of an engine; the exit code is an `ExitCode`."""
-    return run_child(lambda _: "servelite: engine core", _serve)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_child(lambda _: "servelite: engine core", _serve))

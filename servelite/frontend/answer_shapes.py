@@ -75,7 +75,7 @@ _MORE_OF_A_CALL: Final = {
 }
 _DELTA: Final = {
     "role?": "assistant",
-    "content?": str,
+    "content?": (str, None),
     "reasoning_content?": str,
     "tool_calls?": [_MORE_OF_A_CALL],
 }
@@ -157,7 +157,7 @@ _ANTHROPIC_USAGE: Final = {
     "inference_geo": None,
 }
 _BLOCK: Final = (
-    {"type": "text", "text": str, "citations": None},
+    {"type": "text", "text": str},
     {"type": "thinking", "thinking": str, "signature": str},
     {"type": "tool_use", "id": str, "name": str, "input": dict, "caller": {"type": "direct"}},
 )

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from servelite.frontend.errors import APIError
 from servelite.frontend.logprobs import Logprobs
 from servelite.frontend.parsers.assembled import Assembled
-from servelite.frontend.parsers.events import Arguments, CallStart, Content, Event, Reasoning
+from servelite.frontend.parsers.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
+from servelite.frontend.protocol import AnswerForm, ChatRequest
 
-DONE: Final = b"data: [DONE]\n\n"
+_DONE: Final = b"data: [DONE]\n\n"
 WAITING: Final = b": waiting\n\n"  # an SSE comment: keeps balancers from closing a stream that waits
 
 _encode = msgspec.json.encode
@@ -51,19 +53,75 @@ class AnswerHead:
     answer_id: str
     created: int  # seconds since 1970
     model: str
+    may_call: bool = False  # functions: to some clients an empty content would be an answer
 
 
-class StreamTemplate:
+class Chunks(Protocol):
+    """What is sent of one choice, in the words of some API: the bytes of whole events, of none where there
+    is nothing to tell.
+
+    Attributes:
+        waiting: what is sent in a silence.
+    """
+
+    waiting: bytes = WAITING
+
+    def note_usage(self, usage: Usage) -> None:
+        """The counts so far: before `first`, and before each chunk where the client asks for that."""
+        ...
+
+    def first(self, prompt_token_ids: Sequence[int] | None) -> bytes:
+        """What comes before all else, with the prompt's token IDs if they are asked for."""
+        ...
+
+    def text(self, text: str) -> bytes:
+        """More text, which is no call or reasoning."""
+        ...
+
+    def event(self, event: Event) -> bytes:
+        """What a parser found."""
+        ...
+
+    def rich(self, piece: str | Event, logprobs: Logprobs | None, more: dict[str, Any]) -> bytes:
+        """Text or what a parser found, its logprobs, and `more` fields of the choice."""
+        ...
+
+    def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
+        """The choice's end; `stop_reason`: the client's stop string or token."""
+        ...
+
+    def done(self, usage: Usage) -> bytes:
+        """The stream's end, after all choices; `usage`: of all of them."""
+        ...
+
+    def failed(self, error: APIError) -> bytes:
+        """The end of a stream that is open and will not be complete."""
+        ...
+
+
+class Translation(Chunks, Protocol):
+    """One request of another API in terms of a chat, and its answer, of which it keeps what came so far."""
+
+    chat: ChatRequest
+
+    def whole(self) -> bytes:
+        """After `done`: the JSON body of an answer that is not streamed."""
+        ...
+
+
+class StreamTemplate(Chunks):
     """The chunks of one choice of a streamed answer, in OpenAI's shape."""
 
-    def __init__(self, head: AnswerHead, *, include_usage: bool, index: int = 0) -> None:
+    def __init__(self, head: AnswerHead, form: AnswerForm, index: int = 0) -> None:
         kind = "chat.completion.chunk" if head.chat else "text_completion"
         fields = {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
         self._head = b"data: " + _encode(fields)[:-1]
         self._chat = head.chat
+        self._first = b'"delta":' + _encode({"role": "assistant", "content": None if head.may_call else ""})
         self._opening = self._head + b',"choices":[{"index":%d,' % index
         self._before = self._opening + (b'"delta":{"content":' if head.chat else b'"text":')
-        self._end_with(b',"usage":null' if include_usage else b"")
+        self._form = form
+        self._end_with(b',"usage":null' if form.include_usage else b"")
 
     def _end_with(self, usage: bytes) -> None:
         self._tail = usage + b"}\n\n"
@@ -71,52 +129,52 @@ class StreamTemplate:
         self._after = (b"}" if self._chat else b"") + self._closing
 
     def note_usage(self, usage: Usage) -> None:
-        """The chunks from here on have these counts (`continuous_usage_stats`)."""
-        self._end_with(b',"usage":' + _encode(usage.to_dict()))
+        """The chunks from here on have these counts, if `continuous_usage_stats` is on."""
+        if self._form.continuous_usage:
+            self._end_with(b',"usage":' + _encode(usage.to_dict()))
 
-    def first(self, prompt_token_ids: Sequence[int] | None = None) -> bytes:
-        """The chunk that names the role, with the prompt's token IDs if they are asked for.
-
-        Completions have none: the IDs come with the first text (`rich`).
-        """
+    def first(self, prompt_token_ids: Sequence[int] | None) -> bytes:
+        """The chunk that names the role. Completions have none: the IDs come with the first text (`rich`)."""
         if not self._chat:
             return b""
-        chunk = self._opening + b'"delta":{"role":"assistant","content":""}' + self._closing
+        chunk = self._opening + self._first + self._closing
         if prompt_token_ids is None:
             return chunk
         return chunk.removesuffix(b"}\n\n") + b',"prompt_token_ids":' + _encode(prompt_token_ids) + b"}\n\n"
 
     def text(self, text: str) -> bytes:
-        """A chunk with more text."""
         return self._before + _encode(text) + self._after
 
     def event(self, event: Event) -> bytes:
-        """A chunk with what a parser found; b"" where that is nothing to tell."""
-        # Not `match`: this is done for each token.
-        if isinstance(event, Arguments):
-            place = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":' % event.call
-            return self._opening + place + _encode(event.text) + b"}}]" + self._after
-        if isinstance(event, Content):
-            return self._before + _encode(event.text) + self._after
-        if isinstance(event, Reasoning):
-            return self._opening + b'"delta":{"reasoning_content":' + _encode(event.text) + self._after
-        if isinstance(event, CallStart):
-            return self._opening + b'"delta":' + _encode(_delta(event)) + self._closing
-        return b""
+        return b"" if isinstance(event, CallEnd) else self._delta(event) + self._closing
 
     def rich(self, piece: str | Event, logprobs: Logprobs | None, more: dict[str, Any]) -> bytes:
-        """A chunk with text or what a parser found, its logprobs, and `more` fields of the choice."""
-        if not isinstance(piece, str):
-            content = self._opening + b'"delta":' + _encode(_delta(piece))
-        else:
+        if isinstance(piece, str):
             content = self._before + _encode(piece) + (b"}" if self._chat else b"")
-        if isinstance(logprobs, msgspec.Raw) and not more:  # a chat's, which is JSON already
-            return content + b',"logprobs":' + bytes(logprobs) + b',"finish_reason":null}]' + self._tail
-        choice = _encode({"logprobs": logprobs, "finish_reason": None} | more)
-        return content + b"," + choice[1:] + b"]" + self._tail
+        else:
+            content = self._delta(piece)
+        written = logprobs if isinstance(logprobs, bytes) else _encode(logprobs)
+        rest = b"," + _encode(more)[1:] if more else b"}"
+        return b"".join((content, b',"logprobs":', written, b',"finish_reason":null', rest, b"]", self._tail))
 
-    def finish(self, reason: str, stop_reason: str | int | None = None) -> bytes:
-        """The chunk that says why the choice ended; `stop_reason`: the client's stop string or token."""
+    def _delta(self, event: Event) -> bytes:
+        """A chunk up to the end of what of a message the event adds to."""
+        # Not `match`: this is done for each token.
+        if isinstance(event, Arguments):
+            delta = b'%b"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}'
+            return delta % (self._opening, event.call, _encode(event.text))
+        if isinstance(event, Content):
+            return self._before + _encode(event.text) + b"}"
+        if isinstance(event, Reasoning):
+            return self._opening + b'"delta":{"reasoning_content":' + _encode(event.text) + b"}"
+        delta = b"{}"
+        if isinstance(event, CallStart):
+            called = {"name": event.name, "arguments": ""}
+            call = {"index": event.call, "id": event.call_id, "type": "function", "function": called}
+            delta = _encode({"tool_calls": [call]})
+        return self._opening + b'"delta":' + delta
+
+    def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
         content = b'"delta":{}' if self._chat else b'"text":""'
         ending = (
             b',"logprobs":null,"finish_reason":'
@@ -127,24 +185,15 @@ class StreamTemplate:
         )
         return self._opening + content + ending + self._tail
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last chunk: no choices, the token counts."""
-        return self._head + b',"choices":[],"usage":' + _encode(usage.to_dict()) + b"}\n\n"
+    def done(self, usage: Usage) -> bytes:
+        """If it is asked for, a chunk with no choices and the token counts; and OpenAI's last event."""
+        if not self._form.include_usage:
+            return _DONE
+        return self._head + b',"choices":[],"usage":' + _encode(usage.to_dict()) + b"}\n\n" + _DONE
 
-
-def _delta(event: Event) -> dict[str, Any]:
-    """What of a message an event adds to, in OpenAI's shape."""
-    match event:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case CallStart(call, call_id, name):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": call, "id": call_id, "type": "function", "function": function}]}
-        case Arguments(call, text):
-            return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
-    return {}
+    def failed(self, error: APIError) -> bytes:
+        """An error. No `[DONE]` follows: the answer is not done."""
+        return b"data: " + error.body() + b"\n\n"
 
 
 def message_of(answer: Assembled) -> dict[str, Any]:
@@ -181,7 +230,8 @@ def whole_answer(
     """An answer that is not streamed; `more`: fields beside OpenAI's."""
     made = []
     for index, choice in enumerate(choices):
-        fields: dict[str, Any] = {"index": index, "logprobs": choice.logprobs}
+        written = msgspec.Raw(choice.logprobs) if isinstance(choice.logprobs, bytes) else choice.logprobs
+        fields: dict[str, Any] = {"index": index, "logprobs": written}
         fields["finish_reason"] = choice.finish_reason
         if head.chat:
             fields["message"] = message_of(choice.answer)
@@ -199,8 +249,3 @@ def whole_answer(
         }
         | (more or {})
     )
-
-
-def error_event(body: bytes) -> bytes:
-    """An error in a stream that is open. No `[DONE]` follows: the answer is not done."""
-    return b"data: " + body + b"\n\n"

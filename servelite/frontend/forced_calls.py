@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from servelite.frontend.errors import bad_request
 from servelite.frontend.fields import shown
+from servelite.frontend.lark import LONG, Lark, SplitControls
 from servelite.frontend.parsers.bodies import NAME
 from servelite.frontend.parsers.formats import Begin, ChatFormats, ReasoningFormat, ToolFormat
 from servelite.frontend.parsers.tag_values import converted
@@ -18,10 +19,7 @@ from servelite.frontend.schema_keywords import with_each
 from servelite.frontend.thinking import ThinkingLimit
 from servelite.frontend.tools import ToolUse, parameters_of
 from servelite.frontend.unions import Unions, resolve
-from servelite.tokenizer.grammar import GrammarKind, grammar_text, json_rule
-
-SplitControls = Callable[[str], Sequence[str | int]]
-"""A text with its control tokens as IDs."""
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 
 _SHARED: Final = ("$defs", "definitions")
 _OF_ARGUMENTS: Final = ("type", "properties", "required", "additionalProperties", *_SHARED)
@@ -29,7 +27,7 @@ _SPACE_AFTER: Final = r'" "? ("\n" | "\n\n")?'
 _LENGTHS: Final = ("minLength", "maxLength")
 _OF_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _OF_TYPES: Final[dict[str, tuple[str, ...]]] = {
-    "string": (*_LENGTHS, "pattern", "format"),
+    "string": (*_LENGTHS, "pattern"),
     "integer": _OF_NUMBERS,
     "number": _OF_NUMBERS,
     "array": ("items", "prefixItems", "minItems", "maxItems"),
@@ -41,98 +39,13 @@ _OF_BRACES: Final[dict[str, tuple[str, ...]]] = {
     "object": _OF_ARGUMENTS,
     "array": ("type", "items", "minItems", "maxItems"),
 }
-_SPACE: Final = r"[\s\x1c-\x1f]*"
-_NUMBER: Final = r"-?[0-9][0-9.eE+\-]*"
-_WRITTEN: Final = {
-    "integer": _NUMBER,
-    "fraction": _NUMBER,
-    "boolean": "[tT]rue|[fF]alse",
-    "null": "null|None",
-    "object": r"\{(?s:.*)",
-    "array": r"\[(?s:.*)",
-}
-"""What a text is like that would be read as another type where that is allowed too."""
-_LONG: Final = 1000  # characters that a text without quotes has at least: more take long to compile
-_MOST: Final = 100_000  # or at most: a longer one is not written
+_MAX_CHARS: Final = 4 << 20  # of all schemas, as they are written with the `$defs` of each parameter
+_MOST: Final = 100_000  # characters that a text without quotes has at most: a longer one is not written
 _LONG_BESIDE: Final = 100  # or at most, where it may not be an object or a list: 0.5 ms to compile each
 _HOPS: Final = 20  # of references and unions, from a schema to its branches
 _ROOT: Final = "the arguments"  # a name among `$defs`
-_SPECIAL: Final = re.compile(r"[.+*?()|\[\]{}^$/\\]")  # in regular expressions, and what ends one
+_TO_PARTS: Final = r'#(?!/\$defs/|/definitions/)(?=[/"]|$)'  # in references: to what is no definition
 _SLASH: Final = re.compile(r"(\\.)|/", re.DOTALL)
-
-
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", text).replace("\n", "\\n")
-
-
-class Lark:
-    """A grammar in llguidance's dialect of Lark, rule by rule."""
-
-    def __init__(self, split: SplitControls) -> None:
-        self._split = split
-        self._rules: list[str] = []
-        self._named = 0
-
-    def define(self, name: str, body: str) -> None:
-        """The rule `name`."""
-        self._rules.append(f"{name}: {body}")
-
-    def name(self) -> str:
-        """A new rule's name."""
-        self._named += 1
-        return f"r{self._named}"
-
-    def rule(self, body: str) -> str:
-        """A new rule; returns its name."""
-        name = self.name()
-        self.define(name, body)
-        return name
-
-    def literal(self, text: str) -> str:
-        """`text`, in which a control token's name stands for the token; "" is nothing."""
-        parts = self._split(text)
-        return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
-
-    def text_before(
-        self,
-        end: str,
-        before: str = "",
-        least: int = 0,
-        most: int | None = None,
-        unlike: Collection[str] = (),
-    ) -> str:
-        """Any text, then `before` and `end`.
-
-        Args:
-            end: the text does not hold it.
-            least: characters of the text; `most` as well.
-            unlike: names in `_WRITTEN` of what the text may not be, but for white space around it.
-        """
-        control = isinstance(self._split(end)[0], int)  # which no text can hold
-        if least and not (control or before):  # a longer one takes more to compile than the library allows
-            most = min(_LONG if most is None else most, _LONG)
-        escaped = _escaped(end)
-        last = _escaped(before) + ("" if control else escaped)
-        body = f"/(?s:.{{{least},{'' if most is None else most}}}){last}/"
-        self._named += 1
-        if not (control or before or least or unlike):  # the first end that comes is the one
-            self._rules.append(f"r{self._named}[lazy]: {body}")
-            return f"r{self._named}"
-        if not control:
-            body += f" & ~/(?s:.*){escaped}(?s:.+)/"
-        if unlike:
-            kinds = "|".join(sorted({_WRITTEN[kind] for kind in unlike}))
-            body += f" & ~/{_SPACE}({kinds}){_SPACE}{last}/"
-        self._rules.append(f"T{self._named}: {body}")
-        return f"T{self._named} {self.literal(end)}" if control else f"T{self._named}"
-
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """JSON by a schema."""
-        return self.rule(json_rule(dict(schema)))
-
-    def finish(self, start: str) -> str:
-        """The whole grammar, as it travels."""
-        return grammar_text(GrammarKind.LARK, "\n".join([f"start: {start}", *self._rules]) + "\n")
 
 
 @dataclass(frozen=True)
@@ -237,7 +150,7 @@ def _answer(lark: Lark, grammar: str) -> str:
             return lark.rule(f"/{pattern}/")
         case GrammarKind.CHOICE:
             return lark.rule(" | ".join(map(json.dumps, value)))
-        case GrammarKind.LARK:
+        case _:  # Lark
             return lark.rule(f"%lark {{\n{value}\n}}")
 
 
@@ -269,7 +182,8 @@ class _Arguments:
         self._root = _rooted(function.schema)
         self._unions = Unions(self._root)
         self._shared = {name: self._root[name] for name in _SHARED if name in self._root}
-        self._any = ""
+        self._any: dict[str, str] = {}
+        self._waiting: list[Any] = []
         self._made: dict[int, tuple[Any, str]] = {}  # schemas, by their identity, and their rules
 
     def rule(self) -> str:
@@ -281,16 +195,23 @@ class _Arguments:
         for _ in range(_HOPS):
             if "$ref" not in schema:
                 break
+            if beside := set(schema).difference(("$ref", "type", *_SHARED)):
+                self._refuse(min(beside))
             target = resolve(self._root, schema["$ref"])
             schema = {**(target if isinstance(target, Mapping) else {}), **self._shared}
         for keyword in schema:
             if keyword not in _OF_ARGUMENTS:
                 self._refuse(keyword)
         if kind == "braces":
-            return self._lark.rule(f'"{{" {self._members(schema, self._braces_member, ",")} "}}"')
+            made = self._lark.rule(f'"{{" {self._members(schema, self._braces_member, ",")} "}}"')
+            while self._waiting:
+                one = self._waiting.pop()
+                ways = [self._braces_of(way) for way in self._branches(one)]
+                self._lark.define(self._made[id(one)][1], " | ".join(ways))
+            return made
         if kind == "tags":
             return self._members(schema, self._tag, "")
-        return self._members(schema, self._keyword, ", ")
+        return self._members(schema, lambda key, one: f"{json.dumps(key + '=')} {self._json(one)}", ", ")
 
     def _members(
         self, schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], comma: str
@@ -314,21 +235,30 @@ class _Arguments:
         return first
 
     def _json(self, schema: Mapping[str, Any]) -> str:
+        if self._lark.chars > _MAX_CHARS:
+            raise bad_request(
+                f"{self._function.place}: in this model's format, {self._form.name}, parameters are written "
+                f"with all definitions of their schema: together these have over {_MAX_CHARS} characters",
+                self._function.place,
+                "invalid_grammar",
+            )
         return self._lark.json({**schema, **self._shared})
 
-    def _branches(self, schema: Any, hops: int = _HOPS) -> Iterator[Any]:
+    def _branches(self, schema: Any, hops: int = _HOPS, seen: set[int] | None = None) -> Iterator[Any]:
         """What a schema is a union of, each of one type where that can be; itself where it is none. Nothing
-        for what allows nothing."""
-        if schema is False:
+        for what allows nothing, or was met before."""
+        seen = set() if seen is None else seen
+        if schema is False or id(schema) in seen:
             return
+        seen.add(id(schema))
         if not isinstance(schema, Mapping) or hops == 0:
             yield schema
-        elif set(schema) == {"$ref"}:
-            yield from self._branches(resolve(self._root, schema["$ref"]), hops - 1)
-        elif set(schema) in ({"anyOf"}, {"oneOf"}):
-            (branches,) = schema.values()
-            for one in branches:
-                yield from self._branches(one, hops - 1)
+        elif set(schema) in ({"$ref"}, {"anyOf"}, {"oneOf"}) or (
+            set(schema) == {"allOf"} and len(schema["allOf"]) == 1
+        ):
+            ((word, inner),) = schema.items()
+            for one in [resolve(self._root, inner)] if word == "$ref" else inner:
+                yield from self._branches(one, hops - 1, seen)
         elif isinstance(schema.get("enum"), list) and "const" not in schema:
             for strings in (True, False):
                 values = [value for value in schema["enum"] if isinstance(value, str) is strings]
@@ -365,25 +295,23 @@ class _Arguments:
         ways += [f"{self._json(one)} {after}" for one in others]
         return self._lark.rule(f'{begin} {self._lark.rule(" | ".join(ways))} "\\n"')
 
-    def _keyword(self, key: str, schema: Mapping[str, Any]) -> str:
-        return f"{json.dumps(key + '=')} {self._json(schema)}"
-
     def _string(self, schema: Mapping[str, Any], end: str, unlike: Collection[str] = ()) -> str:
         """A string without quotes, then `end`; `unlike`: the types that it must not be read as."""
         before = "\n" if self._form.tags is not None else ""
+        for keyword in schema:
+            if keyword == "pattern" or keyword not in _OF_BRACES["string"]:
+                self._refuse("pattern (or format)" if keyword == "pattern" else keyword)
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        most = None if most is None else min(most, _MOST)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values:
-            read = [value for value in values if json.loads(converted(value, {"string", *unlike})) == value]
+            fit = [value for value in values if least <= len(value) <= (_MOST if most is None else most)]
+            read = [value for value in fit if json.loads(converted(value, {"string", *unlike})) == value]
             if written := [value for value in read if end not in value]:
                 texts = (self._lark.literal(f"{value}{before}{end}") for value in written)
                 return self._lark.rule(" | ".join(texts))
             self._refuse(f"the value {shown(values[0])}")
-        for keyword in ("pattern", "format"):
-            if keyword in schema:
-                self._refuse(keyword)
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        most = None if most is None else min(most, _MOST)
-        counted, limit = least, _LONG
+        counted, limit = least, LONG
         if not {"object", "array"}.isdisjoint(unlike):
             counted, limit = max(least, most or 0), _LONG_BESIDE
         if counted > limit:
@@ -395,17 +323,17 @@ class _Arguments:
         return f"{json.dumps(key + ':')} {self._braces(schema)}"
 
     def _braces(self, schema: Any) -> str:
-        """The rule of a value, made once: a schema may be a part of itself."""
-        while isinstance(schema, Mapping) and set(schema) == {"$ref"}:
-            schema = resolve(self._root, schema["$ref"])
+        """The rule of a value, made once, and later: a schema may be a part of itself, or in very many."""
+        for _ in range(_HOPS):
+            if isinstance(schema, Mapping) and set(schema) == {"$ref"}:
+                schema = resolve(self._root, schema["$ref"])
         if id(schema) not in self._made:
-            name = self._lark.name()
-            self._made[id(schema)] = (schema, name)
-            self._lark.define(name, " | ".join(self._braces_of(one) for one in self._branches(schema)))
+            self._made[id(schema)] = (schema, self._lark.name())
+            self._waiting.append(schema)
         return self._made[id(schema)][1]
 
     def _braces_of(self, schema: Any) -> str:
-        """A value. Some keywords have no equal in rules: `_refuse` says so, and any value is allowed."""
+        """A value. Some keywords have no equal in rules: `_refuse` says so, and any of its type is right."""
         kinds = self._unions.kinds(schema)
         if kinds and kinds <= {"integer", "fraction", "boolean", "null"}:
             return self._json(schema)
@@ -413,7 +341,7 @@ class _Arguments:
         for keyword in schema if isinstance(schema, Mapping) else ():
             if keyword not in _OF_BRACES.get(kind, ()):
                 self._refuse(keyword)
-                return self._any_braces()
+                return self._any_braces(kind)
         quote = self._form.quote
         if kind == "string":
             return f"{self._lark.literal(quote)} {self._string(schema, quote)}"
@@ -422,7 +350,7 @@ class _Arguments:
         if kind == "array" and isinstance(schema.get("items"), Mapping):
             return self._braces_list(schema)
         self._refuse("type")
-        return self._any_braces()
+        return self._any_braces(kind)
 
     def _braces_list(self, schema: Mapping[str, Any]) -> str:
         item = self._braces(schema["items"])
@@ -432,17 +360,20 @@ class _Arguments:
         items = "" if most == 0 else f"({item} {rest})"
         return self._lark.rule(f'"[" {items}{"?" if items and not least else ""} "]"')
 
-    def _any_braces(self) -> str:
-        """Any value."""
+    def _any_braces(self, kind: str) -> str:
+        """Any value of a type; "": of any."""
         if not self._any:
-            lark, quote = self._lark, self._form.quote
-            scalar = lark.json({"type": ["number", "boolean", "null"]})
-            self._any = value = lark.name()
-            string = f"{lark.literal(quote)} {lark.text_before(quote)}"
+            lark, quote, value = self._lark, self._form.quote, self._lark.name()
             key = lark.rule(r"/[A-Za-z_][A-Za-z0-9_]*/")
-            members = f'"{{" ({key} ":" {value} ("," {key} ":" {value})*)? "}}"'
-            lark.define(value, f'{string} | {scalar} | "[" ({value} ("," {value})*)? "]" | {members}')
-        return self._any
+            self._any = {
+                "string": lark.rule(f"{lark.literal(quote)} {lark.text_before(quote)}"),
+                "array": lark.rule(f'"[" ({value} ("," {value})*)? "]"'),
+                "object": lark.rule(f'"{{" ({key} ":" {value} ("," {key} ":" {value})*)? "}}"'),
+            }
+            scalar = lark.json({"type": ["number", "boolean", "null"]})
+            lark.define(value, " | ".join([*self._any.values(), scalar]))
+            self._any[""] = value
+        return self._any[kind]
 
     def _refuse(self, keyword: str) -> None:
         if self._function.strict:
@@ -471,7 +402,7 @@ class _Arguments:
 def _rooted(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema whose references all go to its definitions: its parts are written into rules of their own."""
     text = json.dumps(schema)
-    if not re.search(r'"\$ref": "#(?!/\$defs/|/definitions/)', text):
+    if not re.search(rf'"\$ref": "{_TO_PARTS}', text):
         return schema
     parts = {name: one for name, one in schema.items() if name not in _SHARED}
     shared = {name: schema[name] for name in _SHARED if name in schema}
@@ -486,6 +417,6 @@ def _linked(schema: Any) -> Any:
         return schema
     linked = {keyword: with_each(keyword, value, _linked) for keyword, value in schema.items()}
     target = linked.get("$ref")
-    if isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")):
+    if isinstance(target, str) and re.match(_TO_PARTS, target):
         linked["$ref"] = f"#/$defs/{quote(_ROOT)}{target[1:]}"
     return linked

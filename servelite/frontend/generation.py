@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from servelite.frontend.answer import Answer
 from servelite.frontend.body import (
     ClientGone,
+    Message,
     Receive,
     Scope,
     Send,
@@ -19,7 +20,7 @@ from servelite.frontend.body import (
     send_error,
     send_json,
 )
-from servelite.frontend.chunks import AnswerHead, whole_answer
+from servelite.frontend.chunks import AnswerHead, Chunks, StreamTemplate, Translation, whole_answer
 from servelite.frontend.errors import APIError
 from servelite.frontend.parsers.assembled import Assembled
 from servelite.frontend.parsers.events import Event
@@ -50,13 +51,13 @@ class Generation:
         request: ChatRequest | CompletionRequest,
         receive: Receive,
         send: Send,
-        *,
-        collected: bool = False,
+        translation: Translation | None = None,
     ) -> None:
         """Send the answer to a request whose body has been read.
 
         Args:
-            collected: `send` keeps a stream back until it is complete.
+            translation: of an answer in the words of another API. A whole one is put together from what is
+                streamed, so that it cannot differ from it, and text and calls keep their order.
 
         Raises:
             APIError: it is refused, or has failed before anything was sent on.
@@ -86,13 +87,22 @@ class Generation:
             ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex,
             int(time.time()),
             request.model,
+            isinstance(request, ChatRequest) and request.tools.wanted,
         )
         try:
-            if request.form.stream:
-                keep_alive = service.settings.sse_keep_alive
+            if request.form.stream or translation is not None:
+                chunks: list[Chunks] = [StreamTemplate(head, request.form, i) for i in range(len(answers))]
+                sending = send if request.form.stream else _keep_back
                 await AnswerStream(
-                    answers, head, request.form, request.sampling, service.tokenizer, send, keep_alive
-                ).run(collected=collected)
+                    answers,
+                    request,
+                    chunks if translation is None else [translation],
+                    service.tokenizer,
+                    sending,
+                    service.settings.sse_keep_alive,
+                ).run()
+                if translation is not None and not request.form.stream:
+                    await send_json(send, 200, translation.whole())
             else:
                 await self._whole(request, answers, head, send)
         finally:
@@ -143,6 +153,10 @@ async def read_request(service: Service, scope: Scope, receive: Receive, read: C
     reading = read_body(scope, receive, service.settings.max_body_bytes)
     body = await service.lifecycle.arrival(reading)
     return await service.preparation.parse(lambda: read(decode_json(body)), len(body))
+
+
+async def _keep_back(message: Message) -> None:
+    """The `send` of an answer that is not streamed."""
 
 
 async def _read_all(answers: Sequence[Answer]) -> list[Assembled]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import add
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +17,7 @@ from servelite.tokenizer.tokenizer import Tokenizer
 LEAST: Final = -9999.0
 """What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
 
-Logprobs = msgspec.Raw | dict[str, Any]
+Logprobs = bytes | dict[str, Any]
 """A choice's `logprobs`: the JSON of a chat's, which is written once a token; or as a value."""
 
 _encode: Final = msgspec.json.encode
@@ -95,22 +96,23 @@ def chat_entries(tokenizer: Tokenizer) -> ChatEntries:
     return ChatEntries(tokenizer)
 
 
-def chat_logprobs(
-    entries: ChatEntries, tokens: Sequence[int], table: LogprobTable, start: int
-) -> msgspec.Raw:
+def chat_logprobs(entries: ChatEntries, tokens: Sequence[int], table: LogprobTable, start: int) -> bytes:
     """The `logprobs` of a chat's choice, for `tokens`, the first of which is token `start`."""
-    content = []
+    parts = [b'{"content":[']
+    between = b""
     for index, token in enumerate(tokens, start):
         found = table.at(index)
         if found is None:
             continue
         own, ids, values = found
-        tops = b""
+        tops, end = b"", b"]}"
         if ids:
             numbers = _encode(values)[1:-1].split(b",")
-            tops = b",".join([entries[top] + number + b"}" for top, number in zip(ids, numbers, strict=True)])
-        content.append(entries[token] + _encode(own) + b',"top_logprobs":[' + tops + b"]}")
-    return msgspec.Raw(b'{"content":[' + b",".join(content) + b'],"refusal":null}')
+            tops, end = b"},".join(map(add, map(entries.__getitem__, ids), numbers)), b"}]}"
+        parts += (between, entries[token], _encode(own), b',"top_logprobs":[', tops, end)
+        between = b","
+    parts.append(b'],"refusal":null}')
+    return b"".join(parts)
 
 
 class LegacyLogprobs:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from servelite.frontend.errors import QUEUE_FULL, APIError, bad_request, context_too_long, text_too_long
-from servelite.frontend.grammars import CHECK_SECONDS, GrammarCheck, too_slow
+from servelite.frontend.grammar_checker import GrammarChecker
 from servelite.frontend.parsers.formats import FALLBACK, Begin, ChatFormats
 from servelite.frontend.prompts import Message, Prompt, text_size
 from servelite.frontend.protocol import TemplateOptions, Truncation
@@ -19,7 +19,6 @@ from servelite.frontend.tool_prompt import ToolPrompt
 from servelite.ipc.messages import pack
 from servelite.tokenizer.block_hashes import block_hashes
 from servelite.tokenizer.chat_template import ChatTemplate, Rendered, TemplateRefusal
-from servelite.tokenizer.compile_thread import compile_thread
 from servelite.tokenizer.model_files import ModelFiles
 from servelite.tokenizer.tokenizer import InvalidTextError, Tokenizer
 
@@ -109,8 +108,8 @@ class Preparation:
         )
         self._large_texts = 0
         # A thread of their own: a grammar that takes long to compile holds no prompt up.
-        self._grammars = GrammarCheck(tokenizer)
-        self._grammar_pool = compile_thread("check-grammar")
+        self._grammars = GrammarChecker(tokenizer)
+        self._grammar_pool = ThreadPoolExecutor(1, "check-grammar")
 
     def _enter_thread(self, large: bool) -> None:
         self._local.tokenizer = self._tokenizer.clone()
@@ -218,13 +217,9 @@ class Preparation:
         return await self._run(work, sum(len(prompt) for prompt in inputs))
 
     async def check_grammar(self, grammar: str, field: str, *, loose: bool = False) -> str:
-        """As `GrammarCheck.check`, in its thread."""
+        """As `GrammarChecker.check`, in its thread."""
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field, loose)
-        try:
-            return await asyncio.wait_for(work, CHECK_SECONDS)
-        except TimeoutError:
-            raise too_slow(field) from None
+        return await loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field, loose)
 
     async def parse(self, work: Callable[[], _T], size: int) -> _T:
         """Reads a body of `size` bytes: here, or where that takes long in the thread for large texts."""
@@ -266,6 +261,7 @@ class Preparation:
 
     def close(self) -> None:
         """End the threads; what waits is dropped."""
+        self._grammars.close()
         for pool in (self._pool, self._large_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 

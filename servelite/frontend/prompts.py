@@ -25,8 +25,13 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 NOTES: Final = ("cache_control", "prompt_cache_breakpoint", "provider_specific_fields", "extra_content")
 """What other servers and libraries leave on messages, parts, calls and tools: accepted without effect."""
-_OF_ANSWERS: Final = ("parsed", "annotations", "reasoning_details", "reasoning_items", "thinking_blocks")
-"""Of an assistant's message, accepted without effect: what repeats or annotates its content or reasoning."""
+_OF_ANSWERS: Final = (
+    *("parsed", "annotations", "reasoning_details", "reasoning_items", "thinking_blocks"),
+    *("type", "function"),  # a copy of a call's, by a library's mistake
+)
+"""Of an assistant's message, accepted without effect: what repeats or annotates it."""
+_OF_PARTS: Final = ("annotations", "role")
+"""Of a part of an assistant's message, likewise."""
 _OF_ROLE: Final = {
     "assistant": ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal", *_OF_ANSWERS),
     "tool": ("tool_call_id",),
@@ -50,7 +55,8 @@ _ARGUMENTS: Final = JSONObject(64)
 _NOTED: Final = {f"{name}?": Any for name in NOTES}
 _PART: Final = _NOTED | {"type": "text", "text": str}
 _CONTENT: Final = (str, [_PART])
-_SAID: Final = (str, [(_PART, _NOTED | {"type": "refusal", "refusal": str})])
+_OF_PART: Final = _NOTED | {f"{name}?": Any for name in _OF_PARTS}
+_SAID: Final = (str, [tuple(_OF_PART | {"type": kind, kind: str} for kind in ("text", "refusal"))])
 _FUNCTION: Final = _NOTED | {"name": _WORD, "arguments?": (_TEXT, _ARGUMENTS), "parsed_arguments?": Any}
 _CALL: Final = _NOTED | {"id?": _WORD, "type?": "function", "index?": Any, "function": _FUNCTION}
 _ANY: Final = _NOTED | {"name?": _WORD, "*": Only(_EMPTY)}
@@ -186,19 +192,19 @@ def _read_content(path: str, content: Any, said: bool) -> str:
         return content
     if not isinstance(content, list):
         raise bad_request(f"{path} must be a string or a list of parts, not {shown(content)}", path)
+    return "\n".join(_read_part(f"{path}[{i}]", part, said) for i, part in enumerate(content))
+
+
+def _read_part(path: str, part: Any, said: bool) -> str:
     kinds = ("text", "refusal") if said else ("text",)
-    return "\n".join(_read_part(f"{path}[{i}]", part, kinds) for i, part in enumerate(content))
-
-
-def _read_part(path: str, part: Any, kinds: tuple[str, ...]) -> str:
-    kind = part.get("type") if isinstance(part, dict) else kinds[0]
+    kind: Any = part.get("type") if isinstance(part, dict) else kinds[0]
     if kind not in kinds:
         raise bad_request(
             f"{path}.type is {shown(kind)}: this model takes only text parts",
             f"{path}.type",
             "unsupported_value",
         )
-    given = read_object(path, part, ("type", kind, *NOTES), (kind,))
+    given = read_object(path, part, ("type", kind, *NOTES, *(_OF_PARTS if said else ())), (kind,))
     if not isinstance(given[kind], str):
         raise bad_request(f"{path}.{kind} must be a string, not {shown(given[kind])}", f"{path}.{kind}")
     return str(given[kind])

@@ -29,7 +29,7 @@ from servelite.frontend.fields import (
     read_fields,
     refuse_unknown,
 )
-from servelite.frontend.grammars import RESPONSE_FORMAT_SCHEMA, read_response_format
+from servelite.frontend.grammars import GUIDED_FIELDS, RESPONSE_FORMAT_SCHEMA, read_response_format
 from servelite.frontend.prompts import (
     MESSAGES_SCHEMA,
     PROMPTS_SCHEMA,
@@ -177,6 +177,7 @@ _COMMON_FIELDS: Final = (
         None,
         "the form of the answer: any JSON object, or one that a JSON Schema describes",
     ),
+    *GUIDED_FIELDS,
     Field("stream", Boolean(), False, "send the answer as it comes, as server-sent events"),
     Field("stream_options", Object(_OPTIONS_OF_STREAM), None, "with `stream` only, unless all false"),
     Field(
@@ -211,6 +212,11 @@ _COMMON_FIELDS: Final = (
         None,
         "a request that has not begun to run after this long gets a 503, code `deadline_exceeded`",
     ),
+    Field("use_beam_search", Only((False,)), None, "beam search"),
+    Field("length_penalty", Only((1,)), None, "of beam search"),
+    Field("spaces_between_special_tokens", Only((True,)), None, "between control tokens that are shown"),
+    Field("vllm_xargs", Only(({},)), None, "arguments of vLLM's plug-ins"),
+    Field("guided_decoding_backend", Harmless(), None, "accepted, without effect: there is one"),
     Field("user", Harmless(), None, "accepted, without effect"),
     Field("metadata", Harmless(), None, "accepted, without effect"),
     Field("store", Harmless(), None, "accepted, without effect: nothing is stored"),
@@ -268,6 +274,9 @@ CHAT_FIELDS: Final = (
     Field("top_logprobs", Integer(0, 20), None, "and of this many likeliest tokens; needs `logprobs`"),
     *TOOL_FIELDS,
     *_REASONING_FIELDS,
+    Field("documents", Only(([],)), None, "texts for the chat template"),
+    Field("best_of", Only((1,)), None, "answers to choose from"),
+    Field("echo", Only((False,)), None, "the last message before the answer"),
     Field("functions", Only(([],)), None, "the older name of `tools`"),
     Field("function_call", Only(("none", "auto")), None, "without functions both mean the same"),
     Field("modalities", Only((["text"],)), None, "kinds of answer"),
@@ -399,6 +408,7 @@ def _or_none(count: int | None) -> int:
 def _options(
     values: Mapping[str, Any], logprobs: int, prompt_logprobs: int, length_field: str = "max_tokens"
 ) -> RequestOptions:
+    grammar, grammar_field = _grammar(values)
     return RequestOptions(
         n=values["n"],
         logprobs=logprobs,
@@ -408,7 +418,8 @@ def _options(
         deadline_ms=-1 if values["deadline_ms"] is None else values["deadline_ms"],
         truncate=truncation(values),
         length_field=length_field,
-        grammar=_grammar(values),
+        grammar=grammar,
+        grammar_field=grammar_field,
     )
 
 
@@ -418,11 +429,15 @@ def truncation(values: Mapping[str, Any]) -> Truncation | None:
     return None if tokens is None else Truncation(tokens, values["truncation_side"] == "left")
 
 
-def _grammar(values: Mapping[str, Any]) -> str:
-    """That of `response_format`; `structured_outputs` is part of the `Sampling`."""
-    if values["response_format"] and values["structured_outputs"]:
-        raise bad_request("give response_format or structured_outputs, not both", "structured_outputs")
-    return values["response_format"] or ""
+def _grammar(values: Mapping[str, Any]) -> tuple[str, str]:
+    """What the answer follows, and the field that says so; "" for `structured_outputs`: it is part of the
+    `Sampling`."""
+    names = ("structured_outputs", "response_format", *(f.name for f in GUIDED_FIELDS))
+    given = {name: values[name] for name in names if values[name]}
+    if len(set(given.values())) > 1:
+        raise bad_request(f"give {' or '.join(given)}, not both", next(reversed(given)))
+    name = next(iter(given), "response_format")
+    return "" if name == "structured_outputs" else values[name] or "", name
 
 
 def _form(values: Mapping[str, Any], logprobs: int) -> AnswerForm:
@@ -439,7 +454,7 @@ def _form(values: Mapping[str, Any], logprobs: int) -> AnswerForm:
         return_token_ids=values["return_token_ids"],
         logprobs=logprobs >= 0,
         prompt_logprobs=values["prompt_logprobs"] is not None,
-        echo=values.get("echo", False),
+        echo=bool(values.get("echo")),
     )
 
 

@@ -15,17 +15,19 @@ from typing import Final
 
 MAX_RUN: Final = 10_000  # characters
 
+# What is not closed goes to the end: so each character is read once, however the text is made.
 _IN_EXPRESSION: Final = re.compile(
-    r"(?P<choice>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\.|\\[pP](?:\{[^}]*\}|.)|\\[dDwWsSbBAz])"
-    r"|(?P<one>\\[xuU]\{[^}]*\}|\\x..|\\u.{4}|\\.|[^\\()|*+?{])"
+    r"(?P<choice>\[\^?\]?(?:\[:\^?\w+:\]|\\.?|[^\]\\])*+(?:\]|\Z)|\.|\\[pP](?:\{[^}]{0,50}\}|.)|\\[dDwWsSbBAz])"
+    r"|(?P<one>\\[xuU]\{[^}]{0,50}\}|\\x..|\\u.{4}|\\.|[^\\()|*+?{])"
     r"|(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z-]*:?))?)|(?P<close>\))|(?P<bar>\|)|(?P<few>[*+?])"
     r"|(?P<times>\{(?P<least>\d+)(?P<comma>,)?(?P<most>\d*)\})|(?P<literal>\{)",
     re.DOTALL,
 )
 _IN_RULE: Final = re.compile(
-    r'"(?P<text>(?:\\.|[^"\\])*)"i?|/(?P<expression>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+)/[a-z]*'
+    r'"(?P<text>(?:\\.?|[^"\\])*+)(?:"i?|\Z)'
+    r"|/(?P<expression>(?:\\.?|\[(?:\\.?|[^\]\\\n])*+\]?|[^/\\\[\n])++)(?:/[a-z]*)?"
     r"|(?P<name>[A-Za-z_]\w*)|(?P<open>[(\[])|(?P<close>\))|(?P<optional>\])|(?P<bar>\|)|(?P<few>[*+?])"
-    r"|(?P<times>[{~]\s*(?P<least>\d+)\s*(?P<comma>,|\.\.)?\s*(?P<most>\d*)\s*\}?)|(?P<choice><[^>]*>)"
+    r"|(?P<times>[{~]\s*(?P<least>\d+)\s*(?P<comma>,|\.\.)?\s*(?P<most>\d*)\s*\}?)|(?P<choice><[^<>]*>)"
     r"|//[^\n]*",
     re.DOTALL,
 )

@@ -8,17 +8,20 @@ compiles.
 from __future__ import annotations
 
 import enum
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from servelite.frontend.control_characters import UNWRITTEN, narrowed
 from servelite.frontend.errors import APIError, bad_request
 from servelite.frontend.fields import JSONObject, shown
+from servelite.frontend.patterns import CONTROLS, UNWRITTEN, narrowed
 from servelite.frontend.repetitions import MAX_RUN, run_of_expression
+from servelite.frontend.schema_forms import as_pattern, as_properties, newest_tuple
+from servelite.frontend.string_formats import BY_PATTERN, FORMATS, MAX_LENGTHS
 from servelite.frontend.unions import Unions, as_uri, require, resolve, same
 
 
@@ -60,6 +63,7 @@ ENFORCED: Final = {
     "properties": Holds.BY_NAME,
     "patternProperties": Holds.BY_NAME,
     "additionalProperties": Holds.SCHEMA,
+    "propertyNames": Holds.SCHEMA,
     "required": Holds.NAMES,
     "maxProperties": Holds.COUNT,
     "minProperties": Holds.COUNT,
@@ -76,57 +80,17 @@ ENFORCED: Final = {
 """The keywords that say what is valid, or where a part is found; an answer follows each of them."""
 
 ANNOTATIONS: Final = (
-    "$schema",
-    "$comment",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "contentEncoding",
-    "contentMediaType",
-    "contentSchema",
+    *("$schema", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly"),
+    *("writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
 )
 """Accepted: by the standard they say nothing about what is valid."""
 
 REFUSED: Final = (
-    "uniqueItems",
-    "contains",
-    "maxContains",
-    "minContains",
-    "propertyNames",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "not",
-    "if",
-    "then",
-    "else",
-    "$dynamicRef",
-    "$dynamicAnchor",
-    "$recursiveRef",
-    "$recursiveAnchor",
-    "$vocabulary",
+    *("uniqueItems", "contains", "maxContains", "minContains", "dependentRequired", "dependentSchemas"),
+    *("dependencies", "unevaluatedItems", "unevaluatedProperties", "not", "if", "then", "else"),
+    *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary"),
 )
 """Keywords of the standards that no answer could be held to. Any other name is refused likewise."""
-
-FORMATS: Final = (
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uri",
-    "uuid",
-)
-"""The values of `format` that are enforced, on strings."""
 
 DRAFTS: Final = (
     "https://json-schema.org/draft/2020-12/schema",
@@ -142,10 +106,12 @@ MAX_SUBSCHEMAS: Final = 10_000
 MAX_PROPERTIES: Final = 1000  # of one object
 MAX_PATTERN_PROPERTIES: Final = 100  # of a whole schema
 MAX_MULTIPLE: Final = 20_000  # least common multiple of a schema's `multipleOf`, without their decimal point
+MAX_BOUNDED_MULTIPLE: Final = 5_000  # where a bound is beside it: the states of both multiply
 MAX_NUMBER: Final = 2**53 - 1  # what a double holds exactly, and so any reader of JSON
 MIN_NUMBER: Final = 1e-30  # nearest to 0, but for it
 MAX_COUNT: Final = 2**31 - 1
 
+_BOUNDS: Final = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _TYPES: Final = ("string", "number", "integer", "boolean", "null", "array", "object")
 _OTHERS: Final = {
     "prefixItems": "items",
@@ -153,16 +119,6 @@ _OTHERS: Final = {
     "properties": "additionalProperties",
 }
 """Keywords, and the one that speaks of what they leave: it would speak of more without them."""
-
-_CONTROLS: Final = r"no control characters but \b, \f, \n, \r and \t are written in strings"
-_LOOKS_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9bB]")
-_ESCAPED: Final = re.compile(r"\\\\|\[[^\]]*\]")  # backslashes, and lists of characters
-
-# As pydantic writes a Decimal in a string: by look-ahead it has a digit, and not more of them than it may.
-_DECIMAL: Final = re.compile(
-    r"\^\(\?!\^\[-\+\.\]\*\$\)(\[\+-\]\?0\*)(?:\(\?:)?\\d(?:\*|\{0,([1-9]\d*)\})(?:(\\\..*)"
-    r"|\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)(?:\\d\{0,\d+\}(\\\.\\d\{0,\d+\}0\*)|\\d\*\\\.\\d\*0\*)\$\))"
-)
 
 
 def enforceable(schema: Any, place: str, *, loose: bool = False) -> Any:
@@ -181,11 +137,18 @@ def enforceable(schema: Any, place: str, *, loose: bool = False) -> Any:
     if isinstance(schema, Mapping):
         JSONObject(MAX_JSON_DEPTH).read(place, schema)
     walk = _Walk(schema, place, loose)
-    made = walk.schema(schema, place, 1, False)
+    made = walk.schema(schema, place, 1, _Within(False, False))
     for branches, name in walk.tagged:
         for branch in branches:
             require(branch, name, made)
     return made
+
+
+class _Within(NamedTuple):
+    """What holds for a schema by those that it is in."""
+
+    old: bool  # by a `$schema` it is older than 2020-12
+    apart: bool  # by an `$id` of its own its references do not begin at the root
 
 
 class _Walk:
@@ -201,8 +164,8 @@ class _Walk:
         self._multiples: list[Decimal] = []
         self.tagged: list[tuple[list[Any], str]] = []  # branches, and the property that tells them apart
 
-    def schema(self, part: Any, at: str, depth: int, old: bool) -> Any:
-        """`part` as it is enforced; `old`: by its `$schema` it is older than 2020-12."""
+    def schema(self, part: Any, at: str, depth: int, within: _Within) -> Any:
+        """`part` as it is enforced."""
         if isinstance(part, bool):
             return part
         if not isinstance(part, dict):
@@ -213,14 +176,16 @@ class _Walk:
         if self._subschemas > MAX_SUBSCHEMAS:
             raise self._refused(f"{self._place} has more than {MAX_SUBSCHEMAS} schemas in it")
         kept: dict[str, Any] = {}
-        old = _draft(part["$schema"]) != DRAFTS[0] if "$schema" in part else old
+        old = _draft(part["$schema"]) != DRAFTS[0] if "$schema" in part else within.old
+        based = not str(part.get("$id", "#")).startswith("#")  # else it is a name, as of older drafts
+        within = _Within(old, within.apart or (based and depth > 1))
         for keyword, value in part.items():
             try:
                 if keyword == "$schema" and _draft(value) not in DRAFTS:
                     known = f"which is not supported; these are: {', '.join(DRAFTS)}"
                     raise self._unsupported(f"{at}.$schema is {shown(value)}, {known}")
                 if keyword not in ANNOTATIONS:
-                    kept[keyword] = self._keyword(keyword, value, part, f"{at}.{keyword}", depth, old)
+                    kept[keyword] = self._keyword(keyword, value, part, f"{at}.{keyword}", depth, within)
             except APIError:
                 if not self._loose:
                     raise
@@ -228,12 +193,20 @@ class _Walk:
             if keyword in part and keyword not in kept:
                 kept.pop(other, None)
         kept.pop("discriminator", None)
-        self._newest_tuple(kept)
+        if not based:
+            kept.pop("$id", None)
+        if "format" in kept:
+            as_pattern(kept)
+        if "propertyNames" in kept:
+            as_properties(kept)
+        newest_tuple(kept)
         if "oneOf" in kept:
             self._exclusive(part["oneOf"], kept)
         return kept
 
-    def _keyword(self, keyword: str, value: Any, part: dict[str, Any], at: str, depth: int, old: bool) -> Any:
+    def _keyword(
+        self, keyword: str, value: Any, part: dict[str, Any], at: str, depth: int, within: _Within
+    ) -> Any:
         """A keyword's value as it is enforced."""
         holds = ENFORCED.get(keyword)
         if holds is None:
@@ -242,12 +215,14 @@ class _Walk:
             raise self._refused(f"{at} is {shown(value)}; it must be {holds.value}")
         check = _CHECKS.get(keyword)
         if check is not None:
-            value = check(self, keyword, value, part, at, old)
+            value = check(self, keyword, value, part, at, within)
         if holds is Holds.BY_NAME:
-            return {name: self.schema(one, f"{at}.{name}", depth + 1, old) for name, one in value.items()}
+            return {name: self.schema(one, f"{at}.{name}", depth + 1, within) for name, one in value.items()}
         if holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
-            return [self.schema(one, f"{at}[{i}]", depth + 1, old) for i, one in enumerate(value)]
-        return self.schema(value, at, depth + 1, old) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value
+            return [self.schema(one, f"{at}[{i}]", depth + 1, within) for i, one in enumerate(value)]
+        return (
+            self.schema(value, at, depth + 1, within) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value
+        )
 
     def _refused(self, text: str, code: str = "invalid_grammar") -> APIError:
         return bad_request(text, self._place, code)
@@ -257,7 +232,7 @@ class _Walk:
 
     # ------------------------------------------------------------ checks of values: what is enforced of them
 
-    def _number(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _number(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         """A bound within `MAX_NUMBER`: one beyond it, which asks for less, becomes that."""
         if abs(value) <= MAX_NUMBER and not 0 < abs(value) < MIN_NUMBER:
             return value
@@ -268,24 +243,25 @@ class _Walk:
             )
         return MAX_NUMBER if value > 0 else -MAX_NUMBER
 
-    def _multiple(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _multiple(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         """Raises for values whose multiples a grammar could tell apart with very many states only."""
         if value <= 0:
             raise self._refused(f"{at} is {shown(value)}; it must be above 0")
+        most = MAX_BOUNDED_MULTIPLE if _BOUNDS & part.keys() else MAX_MULTIPLE
         values = [*self._multiples, Decimal(str(value))]
         digits = max(0, *(-int(one.as_tuple().exponent) for one in values))
         if (
             any(abs(one.adjusted()) > 100 for one in values)
-            or math.lcm(*(int(one.scaleb(digits)) for one in values)) > MAX_MULTIPLE
+            or math.lcm(*(int(one.scaleb(digits)) for one in values)) > most
         ):
             raise self._refused(
                 f"{at} is {shown(value)}: the least common multiple of all multipleOf, "
-                f"without their decimal point, is above {MAX_MULTIPLE}"
+                f"without their decimal point, is above {most}"
             )
         self._multiples = values
         return value
 
-    def _count(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _count(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         """A bound within `MAX_COUNT`. `minProperties` may not ask for two keys that no schema names: they
         might be the same twice."""
         if keyword.startswith("min") and value > MAX_COUNT:
@@ -299,17 +275,17 @@ class _Walk:
             )
         return min(int(value), MAX_COUNT)
 
-    def _values(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _values(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         waiting = [value]
         while waiting:
             one = waiting.pop()
             if isinstance(one, list):
                 waiting += one
             elif isinstance(one, dict):
-                self._values("required", list(one), part, at, old)
+                self._values("required", list(one), part, at, within)
                 waiting += one.values()
             elif isinstance(one, str) and keyword != "required" and UNWRITTEN.search(one):
-                raise self._unsupported(f"{at} has the text {shown(one)}; {_CONTROLS}")
+                raise self._unsupported(f"{at} has the text {shown(one)}; {CONTROLS}")
             elif isinstance(one, str) and len(one) > MAX_RUN:
                 raise self._refused(f"{at} has a text of {len(one)} characters; the limit is {MAX_RUN}")
             elif isinstance(one, int | float) and not abs(one) <= MAX_NUMBER:
@@ -317,28 +293,21 @@ class _Walk:
                 raise self._unsupported(f"{at} has the number {shown(one)}; {bounds}")
         return value
 
-    def _pattern(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
-        decimal = _DECIMAL.fullmatch(value)
-        if decimal is not None:  # with a digit before the point
-            sign, most, rest, fraction = decimal.groups()
-            value = f"^{sign}\\d{{1,{most or ''}}}{rest or (f'({fraction})?$' if fraction else '$')}"
+    def _pattern(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         return self._expression(value, at)
 
     def _expression(self, pattern: str, at: str) -> str:
-        if _LOOKS_AROUND.search(_ESCAPED.sub("", pattern)):
-            raise self._unsupported(
-                f"{at} is {shown(pattern)}: look-around (\\b too) and back-references are not enforced"
-            )
         run = run_of_expression(pattern)
         if run > MAX_RUN:
             raise self._refused(f"{at} is {shown(pattern)}, which {run_text(run)}")
-        made = narrowed(pattern)
-        if made is None:
-            raise self._unsupported(f"{at} is {shown(pattern)}; {_CONTROLS}")
-        return made
+        try:
+            return narrowed(pattern)
+        except ValueError as error:
+            raise self._unsupported(f"{at} is {shown(pattern)}: {error}") from None
 
-    def _format(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
-        if value not in FORMATS:
+    def _format(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
+        by_pattern = value in BY_PATTERN and ("pattern" in part or "allOf" in part)
+        if value not in FORMATS and not by_pattern:
             raise self._unsupported(
                 f"{at} is {shown(value)}, which is not enforced; these are: {', '.join(FORMATS)}"
             )
@@ -347,8 +316,12 @@ class _Walk:
             raise self._refused(f"{at} is {shown(value)}, which is for strings only")
         return value
 
-    def _reference(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _reference(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         uri = as_uri(value)
+        if within.apart and uri.startswith("#"):
+            raise self._unsupported(
+                f"{at} is {shown(value)}; below a part with an $id of its own, none is followed"
+            )
         if resolve(self._root, uri) is None and not self._has_names:
             raise self._refused(f"{at} is {shown(value)}, which is not in this schema")
         return uri
@@ -356,44 +329,48 @@ class _Walk:
     @cached_property
     def _has_names(self) -> bool:
         """Whether there are names by which references may go, beside places."""
-        waiting = [self._root]
-        while waiting:
-            one = waiting.pop()
-            if isinstance(one, dict):
-                if "$id" in one or "$anchor" in one:
-                    return True
-                waiting += one.values()
-            elif isinstance(one, list):
-                waiting += one
-        return False
+        return re.search(r'"\$(id|anchor)": ', json.dumps(self._root)) is not None
 
-    def _properties(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _properties(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         if len(value) > MAX_PROPERTIES:
             raise self._refused(f"{at} has {len(value)} properties; the limit is {MAX_PROPERTIES}")
-        self._values("required", list(value), part, at, old)
+        self._values("required", list(value), part, at, within)
         return value
 
-    def _patterns(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _patterns(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         self._pattern_properties += len(value)
         if self._pattern_properties > MAX_PATTERN_PROPERTIES:
             raise self._refused(f"{self._place} has more than {MAX_PATTERN_PROPERTIES} patternProperties")
-        for pattern in value:
-            if self._expression(pattern, at) != pattern:  # other keys would be what it does not match
-                raise self._unsupported(
-                    f"{at} is {shown(pattern)}: a list with control characters must have quotes and "
-                    "backslashes too"
-                )
-        return value
+        return {self._expression(pattern, at): one for pattern, one in value.items()}
 
-    def _tuple(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
-        if old or "additionalItems" in part or isinstance(part.get("items"), list):
+    def _names(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
+        """A schema that lists names, or has one expression for them, or none."""
+        asked = _asked_of_names(value)
+        if set(asked) == {"$ref"} and not within.apart:
+            asked = _asked_of_names(resolve(self._root, asked["$ref"]))
+        words, patterns = set(asked), part.get("patternProperties")
+        one = words in ({"pattern"}, {"format"}) and str(asked.get("format")) not in MAX_LENGTHS
+        listed = asked.get("enum", [asked.get("const")])
+        if isinstance(listed, list) and len(listed) > MAX_PROPERTIES:
+            raise self._refused(f"{at} lists {len(listed)} names; the limit is {MAX_PROPERTIES}")
+        if words in ({"enum"}, {"const"}) and not patterns:
+            return {"enum": listed}
+        if not words or (one and not patterns and not part.get("properties")):
+            return asked
+        raise self._unsupported(
+            f"{at.removesuffix('.propertyNames')}: the keyword 'propertyNames' is enforced where it lists "
+            "names (enum, const), or where it has one pattern or format and no properties are beside it"
+        )
+
+    def _tuple(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
+        if within.old or "additionalItems" in part or isinstance(part.get("items"), list):
             raise self._unsupported(
                 f"{at.removesuffix('.prefixItems')}: the keyword 'prefixItems' is not enforced where the "
                 "$schema is older than 2020-12, nor beside additionalItems or a list of items"
             )
         return value
 
-    def _discriminator(self, keyword: str, value: Any, part: dict[str, Any], at: str, old: bool) -> Any:
+    def _discriminator(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         """OpenAPI's: it says which branch a property's values choose, and must say what the branches do."""
         name, mapping = value.get("propertyName"), value.get("mapping") or {}
         branches = part.get("oneOf") or part.get("anyOf")
@@ -409,15 +386,6 @@ class _Walk:
 
     # ------------------------------------------------------------ of the keywords together
 
-    @staticmethod
-    def _newest_tuple(kept: dict[str, Any]) -> None:
-        """The older drafts' list of `items` as `prefixItems`, which the compiler follows in all of them."""
-        rest = kept.pop("additionalItems", None)
-        if isinstance(kept.get("items"), list):
-            kept["prefixItems"] = kept.pop("items")
-            if rest is not None:
-                kept["items"] = rest
-
     def _exclusive(self, branches: list[Any], kept: dict[str, Any]) -> None:
         """`oneOf` as `anyOf`, where the branches exclude each other. Others are the compiler's to judge."""
         name = self._unions.told_apart(branches)
@@ -432,8 +400,8 @@ class _Walk:
             kept |= union
 
 
-_CHECKS: Final[Mapping[str, Callable[[_Walk, str, Any, dict[str, Any], str, bool], Any]]] = {
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Walk._number),
+_CHECKS: Final[Mapping[str, Callable[[_Walk, str, Any, dict[str, Any], str, _Within], Any]]] = {
+    **dict.fromkeys(_BOUNDS, _Walk._number),
     **{keyword: _Walk._count for keyword, holds in ENFORCED.items() if holds is Holds.COUNT},
     "multipleOf": _Walk._multiple,
     "enum": _Walk._values,
@@ -444,6 +412,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Walk, str, Any, dict[str, Any], str, bool
     "$ref": _Walk._reference,
     "properties": _Walk._properties,
     "patternProperties": _Walk._patterns,
+    "propertyNames": _Walk._names,
     "prefixItems": _Walk._tuple,
     "discriminator": _Walk._discriminator,
 }
@@ -464,6 +433,17 @@ def with_each(keyword: str, value: Any, change: Callable[[Any], Any]) -> Any:
 def run_text(run: int) -> str:
     """The end of an error about a run that is too long."""
     return f"leaves no choice for {run} characters on end; the limit is {MAX_RUN}"
+
+
+def _asked_of_names(schema: Any) -> dict[str, Any]:
+    """What a schema asks of strings."""
+    if not isinstance(schema, dict):
+        return {} if schema is True else {"not": {}}
+    return {
+        word: value
+        for word, value in schema.items()
+        if word not in ANNOTATIONS and (word, value) != ("type", "string")
+    }
 
 
 def _draft(value: Any) -> str:

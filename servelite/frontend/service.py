@@ -308,8 +308,9 @@ class Service:
         use, limit = reading.tools, None
         if reading.thinking_token_budget is not None and begin is not Begin.AFTER:
             limit = thinking_limit(reading.thinking_token_budget, self._thinking_tokens)
-        if use.forced and sampling.structured_outputs:
-            text = "tool_choice asks for a call, and structured_outputs for another answer: give one of them"
+        other = options.grammar_field if options.grammar else "structured_outputs"
+        if use.forced and grammar and other != "response_format":
+            text = f"tool_choice asks for a call, and {other} for another answer: give one of them"
             raise bad_request(text, "tool_choice")
         if not use.forced and (not grammar or not (use.wanted or self.formats.reasoning)) and limit is None:
             return grammar
@@ -333,8 +334,7 @@ class Service:
             begin=begin,
             limit=limit,
         )
-        field = "tools" if functions else options.grammar_field if options.grammar else "structured_outputs"
-        return await self.preparation.check_grammar(made, field)
+        return await self.preparation.check_grammar(made, "tools" if functions else other)
 
     def _submit(
         self,

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from servelite.frontend.errors import bad_request
 from servelite.frontend.parsers.formats import Begin, ReasoningFormat
-from servelite.tokenizer.grammar import GrammarKind, grammar_text
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 
 FIELD: Final = "thinking_token_budget"
 

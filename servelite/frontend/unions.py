@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -80,13 +80,17 @@ class Unions:
         """The types that a schema may allow: at least those that it does."""
         if not isinstance(schema, Mapping) or hops == 0:
             return frozenset() if schema is False else EVERY
-        key = (id(schema), "")
+        known: frozenset[str] = self._once(schema, "", EVERY, lambda: self._kinds(schema, hops - 1))
+        return known
+
+    def _once(self, schema: Any, what: str, itself: Any, find: Callable[[], Any]) -> Any:
+        """What `find` does, remembered; `itself`: the value where a schema refers to itself."""
+        key = (id(schema), what)
         if key not in self._known:
             self._met.append(schema)
-            self._known[key] = EVERY  # for what refers to itself
-            self._known[key] = self._kinds(schema, hops - 1)
-        known: frozenset[str] = self._known[key]
-        return known
+            self._known[key] = itself
+            self._known[key] = find()
+        return self._known[key]
 
     def _kinds(self, schema: Mapping[str, Any], hops: int) -> frozenset[str]:
         found = EVERY
@@ -107,12 +111,8 @@ class Unions:
         """The values that a schema allows at most; with a `name`, its objects' property of that name."""
         if not isinstance(schema, Mapping) or hops == 0:
             return None
-        key = (id(schema), "-" if name is None else f"+{name}")
-        if key not in self._known:
-            self._met.append(schema)
-            self._known[key] = None
-            self._known[key] = self._tags(schema, name, hops - 1)
-        known: Values = self._known[key]
+        what = "-" if name is None else f"+{name}"
+        known: Values = self._once(schema, what, None, lambda: self._tags(schema, name, hops - 1))
         return known
 
     def _tags(self, schema: Mapping[str, Any], name: str | None, hops: int) -> Values:
@@ -137,16 +137,14 @@ class Unions:
         """Properties of a schema, or of what it refers to."""
         if not isinstance(schema, Mapping) or hops == 0:
             return []
-        key = (id(schema), "names")
-        if key not in self._known:
-            first = [one for keyword in ("allOf", *_UNION) for one in _list(schema, keyword)[:1]]
-            inner = [resolve(self._root, schema.get("$ref")), *first]
-            own = [*schema["properties"]] if isinstance(schema.get("properties"), Mapping) else []
-            self._met.append(schema)
-            self._known[key] = own
-            own = [*own, *(name for one in inner for name in self._names(one, hops - 1))]
-            self._known[key] = [*dict.fromkeys(own)]
-        known: list[str] = self._known[key]
+        own = [*schema["properties"]] if isinstance(schema.get("properties"), Mapping) else []
+        first = [one for keyword in ("allOf", *_UNION) for one in _list(schema, keyword)[:1]]
+        inner = [resolve(self._root, schema.get("$ref")), *first]
+
+        def find() -> list[str]:
+            return [*dict.fromkeys([*own, *(name for one in inner for name in self._names(one, hops - 1))])]
+
+        known: list[str] = self._once(schema, "names", own, find)
         return known
 
     def told_apart(self, branches: Sequence[Any], discriminator: str | None = None) -> str | None:

@@ -7,8 +7,11 @@ import enum
 import math
 import os
 import signal
+import sysconfig
 from pathlib import Path
 from typing import Final
+
+import servelite
 
 _PR_SET_PDEATHSIG: Final = 1
 GOMP_SPINCOUNT: Final = 5000
@@ -56,8 +59,11 @@ def _cgroup_cpu_quota() -> float | None:
         return None
 
 
-def thread_environment(share: int = 1) -> dict[str, str]:
+def child_environment(share: int = 1) -> dict[str, str]:
     """Environment of a child: this process's, with the thread pools sized unless the user did.
+
+    The working folder is not on the path of a child started with `-P`: it may hold anything. A servelite that
+    is not installed is found where this process found it.
 
     `share`: how many children compute at once, so that each has its part of the CPUs.
     """
@@ -65,6 +71,10 @@ def thread_environment(share: int = 1) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // share)))
     environment.setdefault("GOMP_SPINCOUNT", str(GOMP_SPINCOUNT))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    root = str(Path(servelite.__file__).parent.parent)
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = root + (os.pathsep + inherited if inherited else "")
     return environment
 
 

@@ -45,9 +45,6 @@ class Cell(NamedTuple):
     effect: str  # "": nothing at all happens
 
 
-ENDED: Final = frozenset({State.REFUSED, State.FINISHED})
-"""States in which the engine knows nothing of the request any more."""
-
 _LOST: Final = Cell(
     State.LOST, "the front end keeps prompt, tokens and seed; the stream stays open or gets an error"
 )

@@ -7,15 +7,12 @@ import select
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
-from pathlib import Path
 from typing import Final
 
-import servelite
 from servelite.ipc.lifeline import Lifeline, lifeline_pair
 from servelite.ipc.messages import Boot, ChildFailed, FromChild, ToChild
-from servelite.ipc.process import thread_environment
+from servelite.ipc.process import child_environment
 
 _REAP_S: Final = 5.0
 _CRASHES: Final = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
@@ -48,7 +45,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, "--lifeline", str(child_fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(child_fd, *fds),
-                env=_environment(share),
+                env=child_environment(share),
                 process_group=0,
             )
         finally:
@@ -123,16 +120,3 @@ class Child:
         if code is not None and code < 0:
             return f"killed by signal {-code} ({signal.Signals(-code).name})"
         return f"exited with code {code} without a word"
-
-
-def _environment(share: int) -> dict[str, str]:
-    """The child's environment. The working folder is not on its path (`-P`): it may hold anything.
-
-    A servelite that is not installed is found where this process found it.
-    """
-    environment = thread_environment(share)
-    root = str(Path(servelite.__file__).parent.parent)
-    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = root + (os.pathsep + inherited if inherited else "")
-    return environment

@@ -46,6 +46,7 @@ from servelite.launcher.watchdog import Verdict, Watchdog
 from servelite.loader.resolve import is_local
 
 _LOOK_S: Final = 0.5  # between looks at the engine's progress, or a quarter of --hang-timeout
+_IDLE_LOOKS: Final = 4  # times rarer, while it has nothing to do: a wake-up of an idle machine is dear
 _STOP_S: Final = 5.0  # from Stop to SIGKILL
 _DRAIN_GRACE_S: Final = 3.0  # a front end's time to say Drained, after its time-out
 _HURRY_S: Final = 0.9  # from a second signal to SIGKILL
@@ -207,6 +208,8 @@ class Supervisor:
             return
         accepted, preparing = self._page.slots
         busy = bool((accepted > preparing).any())
+        if not busy:
+            self._look_at = now + _IDLE_LOOKS * self._look_every
         verdict = self._watchdog.look(now, progress=self._page.progress, busy=busy)
         if verdict is Verdict.HUNG:
             self._engine.kill(f"it hung: no progress for {self._watchdog.silence:.1f} s with work to do")
@@ -427,17 +430,14 @@ class Supervisor:
         child = self._culprit
         if child is None:
             return ExitCode.OK
-        if self._settings.debug and child.failed is not None and child.failed.traceback:
-            print(child.failed.traceback, file=sys.stderr)
-        if child.failed is None:
-            print(f"servelite: the {child.name} failed: {child.death()}{self._gave_up}", file=sys.stderr)
-            return ExitCode.CHILD_DIED
-        if child.failed.exit_code in (ExitCode.SETTING, ExitCode.MODEL):  # the user's to mend: no name helps
-            hint = f" ({child.failed.hint})" if child.failed.hint else ""
-            print(f"servelite: {child.failed.message}{hint}", file=sys.stderr)
-        else:
-            print(f"servelite: the {child.name} failed: {child.death()}{self._gave_up}", file=sys.stderr)
-        return child.failed.exit_code
+        failed, text = child.failed, f"the {child.name} failed: {child.death()}{self._gave_up}"
+        if failed is not None and self._settings.debug and failed.traceback:
+            print(failed.traceback, file=sys.stderr)
+        if failed is not None and failed.exit_code in (ExitCode.SETTING, ExitCode.MODEL):
+            # The user's to mend: no name helps.
+            text = failed.message + (f" ({failed.hint})" if failed.hint else "")
+        print(f"servelite: {text}", file=sys.stderr)
+        return ExitCode.CHILD_DIED if failed is None else failed.exit_code
 
 
 @contextlib.contextmanager

@@ -1,29 +1,22 @@
 """Grammars that an answer must follow: compiled against a vocabulary, then followed token by token.
 
 All that the rest knows of the library behind it (llguidance) is four calls: `Grammars.compile`, and
-`Matcher.fill`, `accept` and `over`. A grammar travels as a JSON text, `{"kind": ..., "value": ...}`.
-
-What the JSON grammars allow is narrower than JSON in two ways. Between two tokens of JSON there is one space
-or one line break with indentation, never more, so that no answer is endless whitespace. And a character
-that needs no escape is never escaped: a key spelled in another way would escape its property's schema.
+`Matcher.fill`, `accept` and `over`.
 """
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Sequence
-from itertools import islice
-from typing import Any, Final
+from typing import Final, Protocol
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from servelite.tokenizer.tokenizer import InvalidTextError, Tokenizer
+from servelite.tokenizer.grammar_text import JSON_OPTIONS, GrammarKind
+from servelite.tokenizer.tokenizer import InvalidTextError
 
-_WHITESPACE: Final = r"\x20|\r?\n[\x20\x09]{0,32}"
-_JSON: Final[Any] = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": '"\\bfnrt'}
 _LIMITS: Final = llguidance.LLParserLimits(
     max_items_in_row=10_000, step_max_items=200_000, verbose_errors=False
 )
@@ -31,28 +24,8 @@ _LIMITS: Final = llguidance.LLParserLimits(
 more than 50,000 in a mask."""
 
 
-class GrammarKind(enum.StrEnum):
-    """What a grammar is written in."""
-
-    JSON_SCHEMA = "json_schema"  # value: the schema, an object
-    JSON_OBJECT = "json_object"  # no value: any JSON object
-    REGEX = "regex"  # Rust's regular expressions, of the whole answer
-    CHOICE = "choice"  # value: a list of texts
-    LARK = "lark"  # llguidance's dialect of Lark
-
-
 class GrammarError(ValueError):
     """A grammar that cannot be used, or an answer that it does not allow; one line."""
-
-
-def grammar_text(kind: GrammarKind, value: Any = None) -> str:
-    """A grammar as it travels to the engine."""
-    return json.dumps({"kind": kind, "value": value}, separators=(",", ":"))
-
-
-def json_rule(schema: dict[str, Any]) -> str:
-    """A rule of a Lark grammar: JSON by a schema, as narrow as where the schema is the whole grammar."""
-    return "%json " + json.dumps(schema | {"x-guidance": _JSON})
 
 
 class Matcher:
@@ -107,21 +80,34 @@ class Matcher:
             raise GrammarError(_one_line(self._matcher.get_error()))
 
 
+class Vocabulary(Protocol):
+    """What a tokenizer has to tell for this; see `Tokenizer`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+    @property
+    def special_tokens(self) -> tuple[str, ...]: ...
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+    def encode_rendered(self, text: str, controls: Sequence[tuple[int, int]], /) -> list[int]: ...
+
+
 class Grammars:
     """What compiles grammars for one vocabulary. Threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, to_check: bool = False) -> None:
-        """
-        Args:
-            to_check: whether it only tells right grammars from wrong ones. No other thread runs while the
-                library reads a vocabulary; then it reads one of single bytes and control tokens.
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        """Raises `GrammarError`: the vocabulary has no end token.
 
-        Raises:
-            GrammarError: the vocabulary has no end token.
+        No other thread of the process runs while the library reads the vocabulary: 1 s for 262,000 tokens.
         """
-        if not has_end(tokenizer):
+        if not any(token < tokenizer.vocab_size for token in tokenizer.eos_token_ids):
             raise GrammarError("this model's tokenizer has no end token")
-        words = _Vocabulary(tokenizer, bytes_only=to_check)
+        words = _Words(tokenizer)
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(words),
             n_vocab=tokenizer.vocab_size,
@@ -155,30 +141,17 @@ class Grammars:
         return matcher
 
 
-def has_end(tokenizer: Tokenizer) -> bool:
-    """Whether answers can end, as an answer under a grammar must."""
-    return any(token < tokenizer.vocab_size for token in tokenizer.eos_token_ids)
-
-
-class _Vocabulary:
+class _Words:
     """A tokenizer as the library wants it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, bytes_only: bool) -> None:
-        """`bytes_only`: control tokens are where they are, 256 others are bytes, the rest is nothing."""
+    def __init__(self, tokenizer: Vocabulary) -> None:
         size = tokenizer.vocab_size
         self.eos_token_ids = tuple(token for token in tokenizer.eos_token_ids if token < size)
         self.eos_token_id = self.eos_token_ids[0]
         self.bos_token_id = tokenizer.bos_token_id
         special = {token for token in tokenizer.special_ids if token < size}.union(self.eos_token_ids)
         self.special_token_ids = sorted(special)
-        if bytes_only and size - len(special) >= 256:
-            of_bytes = iter(range(256))
-            self.tokens = [
-                tokenizer.token_bytes(token) if token in special else bytes(islice(of_bytes, 1))
-                for token in range(size)
-            ]
-        else:
-            self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
         self._tokenizer = tokenizer
         self._control = min(tokenizer.special_tokens, default="")
         self._by_bytes = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
@@ -222,14 +195,14 @@ def _source(text: str) -> str:
     make = llguidance.LLMatcher
     match kind:
         case GrammarKind.JSON_SCHEMA:
-            return make.grammar_from_json_schema(value, overrides=_JSON)
+            return make.grammar_from_json_schema(value, overrides=JSON_OPTIONS)
         case GrammarKind.JSON_OBJECT:
-            return make.grammar_from_json_schema({"type": "object"}, overrides=_JSON)
+            return make.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)
         case GrammarKind.REGEX:
             return make.grammar_from_regex(value)
         case GrammarKind.CHOICE:
             return make.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
-        case GrammarKind.LARK:
+        case GrammarKind.LARK | GrammarKind.GRAMMAR:
             return make.grammar_from_lark(value)
 
 

@@ -54,10 +54,5 @@ def _serve(boot: Boot, settings: Settings, lifeline: Lifeline, started: float) -
         send(RankDone(result.epoch, result.step, result.checksum) if boot.index else result)
 
 
-def main() -> int:
-    """Run one life of a rank; the exit code is an `ExitCode`."""
-    return run_child(lambda boot: f"servelite: worker {boot.index}", _serve)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_child(lambda boot: f"servelite: worker {boot.index}", _serve))

@@ -19,7 +19,8 @@ from servelite.config import Settings
 from servelite.engine.grammars import MASK_ALLOWANCE_S, MASK_PER_TOKEN_S, RequestGrammars
 from servelite.ipc.masks import pack_masks, unpack_bits, unpack_masks
 from servelite.ipc.messages import FinishReason, Plan
-from servelite.tokenizer.grammar import GrammarKind, Grammars, grammar_text
+from servelite.tokenizer.grammar import Grammars
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from servelite.worker.model_runner import CPUModelRunner
 from tests.engine.soak import Faults
 from tests.engine_harness import Answer, Harness, prompt, simulated

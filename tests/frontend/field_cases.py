@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servelite.frontend.fields import (
@@ -98,6 +98,9 @@ CUSTOM: dict[str, list[Case]] = {
         *[Case("type", _format(schema), False) for schema in (None, [], "x", True)],
         *[Case("type", _format(BOOLEAN, **{k: 1}), False) for k in ("name", "strict", "description", "odd")],
         Case("type", {"type": "json_schema", "schema": BOOLEAN}, False),
+        Case("within", {"type": "json_object", "schema": BOOLEAN}, True),
+        *[Case("type", {"type": "json_object", "schema": schema}, False) for schema in ([], "x", True)],
+        Case("type", {"type": "text", "schema": BOOLEAN}, False),
         *[Case("type", value, False) for value in (1, "text", [], {}, {"type": "text", "odd": 1})],
     ],
     "structured_outputs": [
@@ -113,12 +116,11 @@ CUSTOM: dict[str, list[Case]] = {
         Case("above", {"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, False, (str(MAX_GRAMMAR_CHARS),)),
         *[
             Case("type", {"grammar": f"start: {word} {{}}"}, False)
-            for word in ("%json", "x[temperature = 1]")
+            for word in ("%json", "x[temperature = 1]", "x[temperature\t=1]")
         ],
         *[Case("type", {"json": schema}, False) for schema in (1, [], "[1]", "{", True)],
         *[Case("type", {kind: 1}, False) for kind in ("regex", "choice", "grammar", "odd")],
         Case("type", {"choice": [1]}, False),
-        Case("type", {"grammar": "root ::= " + "(" * 30_000}, False),
         *[Case("type", value, False) for value in (1, "a", [], {}, {"regex": "a", "choice": ["a"]})],
     ],
     "tools": [
@@ -202,6 +204,12 @@ CUSTOM: dict[str, list[Case]] = {
 
 
 CUSTOM["input"] = CUSTOM["prompt"]
+for kind in ("json", "regex", "choice", "grammar"):
+    CUSTOM[f"guided_{kind}"] = [
+        replace(case, value=case.value[kind])
+        for case in CUSTOM["structured_outputs"]
+        if isinstance(case.value, dict) and list(case.value) == [kind]
+    ]
 
 
 def cases(field: Field) -> list[Case]:

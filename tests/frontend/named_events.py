@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
-from servelite.frontend.translated import Chunk, Translation
+from servelite.frontend.chunks import Translation, Usage
+from servelite.frontend.parsers.events import Arguments, CallStart, Content, Event, Reasoning
 
 
 def read_events(data: bytes) -> list[dict[str, Any]]:
@@ -43,15 +43,40 @@ def call(index: int, arguments: str, call_id: str | None = None, name: str | Non
     return {"tool_calls": [{"index": index, "function": function} | begun]}
 
 
+def answered(translation: Translation, chunks: list[dict[str, Any]]) -> bytes:
+    """The whole stream of an answer with these chunks."""
+    translation.note_usage(Usage(0, 0))
+    out, usage = translation.first(None), Usage(0, 0)
+    for chunk in chunks:
+        usage = chunk.get("usage", usage)
+        for choice in chunk["choices"]:
+            for event in events_of(choice["delta"]):
+                out += translation.rich(event, choice.get("logprobs"), {})
+            if choice["finish_reason"]:
+                out += translation.finish(choice["finish_reason"], None)
+    return out + translation.done(usage)
+
+
+def events_of(part: dict[str, Any]) -> Iterator[Event]:
+    """What a parser tells for more of a message."""
+    if "reasoning_content" in part:
+        yield Reasoning(part["reasoning_content"])
+    if part.get("content"):
+        yield Content(part["content"])
+    for one in part.get("tool_calls", ()):
+        if "id" in one:
+            yield CallStart(one["index"], one["id"], one["function"]["name"])
+        if one["function"]["arguments"]:
+            yield Arguments(one["index"], one["function"]["arguments"])
+
+
 def streamed(translation: Translation, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events of a stream with these chunks."""
-    out = b"".join([translation.chunk(msgspec.convert(chunk, Chunk)) for chunk in chunks])
-    return read_events(out + translation.done())
+    return read_events(answered(translation, chunks))
 
 
 def collected(translation: Translation, chunks: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole answer with these chunks."""
-    for chunk in chunks:
-        translation.chunk(msgspec.convert(chunk, Chunk))
+    answered(translation, chunks)
     answer: dict[str, Any] = json.loads(translation.whole())
     return answer

@@ -23,7 +23,7 @@ from tests.frontend.translated_fields import DOCUMENT, RESULT, SCHEMA, TOOL, USE
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-TEXT = {"type": "text", "text": "", "citations": None}
+TEXT = {"type": "text", "text": ""}
 
 
 def used(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +391,6 @@ def test_fields_become_a_chats() -> None:
         "reasoning_effort": "max",
         "stop": ["x"],
         "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     assert read_message_request(asked, PLAIN_RULES).chat == read_chat(same)
     off = read_message_request(body(thinking={"type": "disabled"}), PLAIN_RULES).chat

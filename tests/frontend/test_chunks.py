@@ -13,10 +13,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from servelite.frontend.chunks import AnswerHead, Choice, StreamTemplate, Usage, whole_answer
 from servelite.frontend.parsers.assembled import Assembled
+from servelite.frontend.protocol import AnswerForm
 
 
 def template(chat: bool, include_usage: bool = False, model: str = 'a "model"') -> StreamTemplate:
-    return StreamTemplate(AnswerHead(chat, "id-1", 5, model), include_usage=include_usage)
+    return StreamTemplate(AnswerHead(chat, "id-1", 5, model), AnswerForm(include_usage=include_usage))
 
 
 def load(event: bytes) -> dict[str, Any]:
@@ -35,13 +36,15 @@ def test_text_survives(text: str, model: str, chat: bool, include_usage: bool) -
 
 def test_chat_chunks_are_the_sdks() -> None:
     made = template(True, include_usage=True)
-    for event in (made.first(), made.text("x"), made.finish("stop"), made.usage(Usage(3, 4))):
+    for event in (made.first(None), made.text("x"), made.finish("stop", None), last(made)):
         ChatCompletionChunk.model_validate(load(event), strict=True)
-    assert load(made.first())["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert load(made.finish("length"))["choices"][0]["finish_reason"] == "length"
-    last = load(made.usage(Usage(3, 4)))
-    assert last["choices"] == []
-    assert last["usage"] == {
+    assert load(made.first(None))["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    calling = StreamTemplate(AnswerHead(True, "id-1", 5, "m", may_call=True), AnswerForm())
+    assert load(calling.first(None))["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert load(made.finish("length", None))["choices"][0]["finish_reason"] == "length"
+    end = load(last(made))
+    assert end["choices"] == []
+    assert end["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "total_tokens": 7,
@@ -49,10 +52,17 @@ def test_chat_chunks_are_the_sdks() -> None:
     }
 
 
+def last(made: StreamTemplate) -> bytes:
+    """The chunk before the last event."""
+    chunk, done = made.done(Usage(3, 4)).split(b"data: [DONE]")
+    assert done == b"\n\n"
+    return chunk
+
+
 def test_completion_chunks() -> None:
     made = template(False)
-    assert made.first() == b""
-    assert load(made.finish("stop"))["choices"] == [
+    assert made.first(None) == b""
+    assert load(made.finish("stop", None))["choices"] == [
         {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]
     assert load(made.text("x"))["object"] == "text_completion"

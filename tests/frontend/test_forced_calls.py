@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from servelite.frontend.errors import APIError
-from servelite.frontend.forced_calls import CallableFunction, SplitControls, chat_grammar, functions_of
-from servelite.frontend.grammars import compile_check
+from servelite.frontend.forced_calls import CallableFunction, chat_grammar, functions_of
+from servelite.frontend.grammar_check import compile_check
+from servelite.frontend.lark import SplitControls
 from servelite.frontend.parsers.formats import (
     REASONING_FORMAT_NAMES,
     TOOL_FORMAT_NAMES,
@@ -23,7 +24,8 @@ from servelite.frontend.parsers.formats import (
 )
 from servelite.frontend.parsers.sink import CallRules
 from servelite.frontend.tools import ToolChoice, ToolUse
-from servelite.tokenizer.grammar import GrammarKind, Grammars, grammar_text
+from servelite.tokenizer.grammar import Grammars
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from servelite.tokenizer.model_files import open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.test_grammars import load
@@ -246,6 +248,14 @@ def test_only_strict_schemas_have_to_be_enforced(grammars: Grammars, tokenizer: 
             {"type": "object", "properties": {"a": {"type": ["string", "array"], "maxLength": 10_000}}},
         ),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"const": "x</parameter>"}}}),
+        (
+            "qwen3_coder",
+            {
+                "properties": {"a": {"$ref": "#/$defs/s", "maxLength": 9}},
+                "$defs": {"s": {"enum": ["x", "yy"]}},
+            },
+        ),
+        ("qwen3_coder", {"$ref": "#/$defs/o", "required": ["a"], "$defs": {"o": {"properties": {"a": {}}}}}),
         ("functiongemma", {"type": "object", "properties": {"a": {}}}),
         ("functiongemma", {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}),
         ("functiongemma", {"type": "object", "properties": {"a": {"type": "array", "minItems": 1}}}),
@@ -279,6 +289,8 @@ UNIONS: list[dict[str, Any]] = [
     {"oneOf": [{"$ref": "#/$defs/point"}, {"$ref": "#/$defs/line"}]},
     {"anyOf": [False, {"type": "boolean"}, {"enum": [1, 2, 3, 4, 5]}]},
     {"type": "string", "maxLength": 2**40, "enum": ["a", "b"]},
+    {"type": "string", "minLength": 2, "maxLength": 3, "enum": ["a", "bb", "cc", "dd", "ee", "dddd"]},
+    {"allOf": [{"$ref": "#/$defs/colour"}], "default": "red", "title": "as pydantic 1 writes it"},
     {"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 2**40, "const": "a"}]},
 ]
 DEFS: dict[str, Any] = {
@@ -326,6 +338,68 @@ def test_the_length_of_a_text_is_cheap_to_enforce(
             began = time.thread_time()
             grammars.compile(forced(asked, formats(form), tokenizer.split_controls))
             assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize("form", ["gemma4", "functiongemma"])
+def test_a_value_of_which_little_is_said_is_of_its_type(
+    form: str, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    text = {"type": "string", "allOf": [{"pattern": "x"}]}
+    properties = {"list": {"type": "array"}, "object": {"type": "object", "minProperties": 0}, "text": text}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    asked = ToolUse((tool("f", schema),), ToolChoice("required"), parallel=False)
+    grammar = forced(asked, formats(form), tokenizer.split_controls)
+    written, q = tool_format(form).written, tool_format(form).quote
+    for list_, object_, text, right in (
+        *(("[1,[null]]", "{a:{b:1}}", f"{q}x{q}", True), ("[]", "{}", q + q, True)),
+        *(("5", "{}", q + q, False), ("[]", "[]", q + q, False), ("[]", "{}", "5", False)),
+    ):
+        call = f"{written.first}{written.start}f{written.middle}{{list:{list_},object:{object_},text:{text}}}"
+        ids = tokenizer.encode(call, add_special_tokens=False, parse_special=True)
+        if right:
+            grammars.compile(grammar).accept(ids)
+        else:
+            with pytest.raises(ValueError, match="does not allow"):
+                grammars.compile(grammar).accept(ids)
+
+
+@pytest.mark.parametrize("form", ["gemma4", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize(
+    "defs",
+    [
+        {"a": {"$ref": "#/$defs/a"}},
+        {"a": {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in "abcdefgh"]}}
+        | {
+            name: {"anyOf": [{"type": "boolean"}, *({"$ref": f"#/$defs/{name}"} for name in "abcdefgh")]}
+            for name in "bcdefgh"
+        },
+        {"a": {"$ref": "#/$defs/0"}, "1500": {"type": "boolean"}}
+        | {
+            str(i): {"properties": {"p": {"$ref": f"#/$defs/{i + 1}"}}, "type": "object"} for i in range(1500)
+        },
+    ],
+    ids=["itself", "each other", "a chain"],
+)
+def test_references_are_followed_to_an_end(form: str, defs: Any, tokenizer: Tokenizer) -> None:
+    """Such arguments held up the front end for ever."""
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": defs}
+    function = CallableFunction("f", schema, False, "p")
+    began = time.thread_time()
+    chat_grammar([function], "", formats(form), tokenizer.split_controls, parallel=True, begin=Begin.ANYWHERE)
+    assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "pythonic"])
+def test_definitions_that_each_parameter_is_written_with_are_bounded(form: str, tokenizer: Tokenizer) -> None:
+    """A schema of 200 kB became a grammar of 200 MB."""
+    properties = {f"p{i}": {"$ref": "#/$defs/d"} for i in range(1000)}
+    schema = {"type": "object", "properties": properties, "$defs": {"d": {"enum": [["x" * 100]] * 1000}}}
+    function = CallableFunction("f", schema, False, "p")
+    with pytest.raises(APIError, match="over 4194304 characters") as caught:
+        chat_grammar(
+            [function], "", formats(form), tokenizer.split_controls, parallel=True, begin=Begin.AFTER
+        )
+    assert caught.value.param == "p"
 
 
 @pytest.mark.parametrize("form", ["qwen3_coder", "functiongemma"])

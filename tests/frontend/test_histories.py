@@ -62,6 +62,16 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         ([CALLED | {"content": None}, RESULT], [CALLED, RESULT]),
         ([CALLED | {"content": [], "function_call": None, "images": [], "audio": None}], [CALLED]),
         ([CALLED | {"annotations": CITED, "refusal": "", "provider_specific_fields": {}}], [CALLED]),
+        ([CALLED | {"type": "function", "function": {"name": "f", "arguments": "{}"}}], [CALLED]),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "content": [part("a", role="assistant", refusal=None), part("b", annotations=[])],
+                }
+            ],
+            [{"role": "assistant", "content": "a\nb"}],
+        ),
         ([CALLED | {"tool_calls": [CALL | {"index": 0, "extra_content": SIGNED}]}], [CALLED]),
         (
             [CALLED | {"tool_calls": [CALL | {"type": None, "provider_specific_fields": {"a": 1}}]}],

@@ -16,9 +16,10 @@ import jsonschema
 import pytest
 
 from servelite.frontend.errors import APIError
-from servelite.frontend.grammars import compile_check
+from servelite.frontend.grammar_check import compile_check
 from servelite.frontend.schema_keywords import ENFORCED
-from servelite.tokenizer.grammar import GrammarError, GrammarKind, Matcher, grammar_text
+from servelite.tokenizer.grammar import GrammarError, Matcher
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from tests.engine.test_grammars import END, load
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
@@ -44,6 +45,7 @@ FRAGMENTS: dict[str, list[Any]] = {
     "properties": [{"a": INTEGER, "b": STRING}, {"a": {"const": 1}}, {"x": STRING}, {"a": False}],
     "patternProperties": [{"^x": INTEGER}, {"^[ab]": STRING}],
     "additionalProperties": [False, INTEGER, True],
+    "propertyNames": [{"enum": ["a", "z", 1]}, {"pattern": "^x"}, {"type": "string"}, {"const": "b"}],
     "required": [["a"], ["a", "z"], ["x1"]],
     "maxProperties": [0, 1],
     "minProperties": [1, 2],
@@ -154,5 +156,5 @@ def test_a_keyword_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     tuples = {"prefixItems": [INTEGER], "additionalItems": False}
     tried: list[tuple[dict[str, Any], str]] = [(tuples, "%s"), ({"minProperties": 2}, "%s")]
     assert breaches(tried) == ([], 0)
-    monkeypatch.setattr("servelite.frontend.grammars.enforceable", lambda schema, place, loose: schema)
+    monkeypatch.setattr("servelite.frontend.grammar_check.enforceable", lambda schema, place, loose: schema)
     assert len(breaches(tried)[0]) > 2

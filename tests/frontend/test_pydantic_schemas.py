@@ -6,17 +6,30 @@ import datetime
 import enum
 import ipaddress
 import json
+import pathlib
 import re
 import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import (
+    UUID4,
+    UUID7,
+    Base64Bytes,
+    Base64UrlStr,
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyAddress,
+    IPvAnyInterface,
+    RootModel,
+    SecretStr,
+)
 
 from servelite.frontend.errors import APIError
-from servelite.frontend.grammars import compile_check
-from servelite.tokenizer.grammar import GrammarKind, grammar_text
+from servelite.frontend.grammar_check import compile_check
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from tests.engine.test_grammars import load
 from tests.frontend.test_grammars import text_by
 
@@ -70,6 +83,28 @@ class Times(Strict):
     id: uuid.UUID
     address: ipaddress.IPv4Address
     email: str = Field(json_schema_extra={"format": "email"}, max_length=20)
+
+
+class Formats(Strict):
+    id: UUID4
+    later: UUID7
+    path: pathlib.Path
+    data: bytes = Field(max_length=3)
+    secret: SecretStr = Field(max_length=3)
+    base64: Base64Bytes
+    url_safe: Base64UrlStr = Field(max_length=0)
+    address: IPvAnyAddress
+    interface: IPvAnyInterface
+    network: ipaddress.IPv6Interface
+
+
+class Keys(Strict):
+    colours: dict[Colour, Point]
+    literal: dict[Literal["a", "b"], bool]
+    one: dict[Literal["a"], bool]
+    days: dict[datetime.date, bool] = Field(max_length=1)
+    ids: dict[UUID4, int] = Field(max_length=1)
+    paths: dict[pathlib.Path, bool] = Field(max_length=1)
 
 
 class Money(Strict):
@@ -141,7 +176,7 @@ class Names(Strict):
 
 
 MODELS: list[type[BaseModel]] = [
-    *[Nested, Usual, Times, Money, Owner, Tree, Sum, Page[Point], Page[Colour], Open, Names],
+    *[Nested, Usual, Times, Formats, Keys, Money, Owner, Tree, Sum, Page[Point], Page[Colour], Open, Names],
     RootModel[list[Point]],
     RootModel[dict[str, Colour]],
     RootModel[Cat | Dog | Bird | None],

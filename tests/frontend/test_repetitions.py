@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -37,3 +38,13 @@ def test_the_words_of_a_schema_are_no_text_of_an_answer() -> None:
     rule = "%json " + json.dumps(schema)
     assert run_of_grammar(f'start: "<call>" a "</call>"\na: {rule}\nb: {rule}') == 6 + 7
     assert run_of_grammar('start: "a %json { b" /x{20}/') >= 20  # no schema: it is in a text
+
+
+def test_what_is_not_closed_is_read_once() -> None:
+    """Each of them took minutes, or for ever, when it was read again from each of its characters."""
+    began = time.thread_time()
+    for text in ("[" * 100_000, "[[:a" * 50_000, r"\p{" * 50_000):
+        run_of_expression(text)
+    for text in ("/" + "[a]" * 20_000, r"/\/" * 20_000, r"\"" * 30_000, '"\\"' * 20_000):
+        run_of_grammar(f"start: {text}")
+    assert time.thread_time() - began < 4

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from servelite.frontend.app import make_app
+from servelite.frontend.chunks import Usage
 from servelite.frontend.errors import APIError, engine_dead
 from servelite.frontend.protocol import PLAIN_RULES, read_chat
 from servelite.frontend.responses.fields import LOGPROBS
@@ -29,7 +30,7 @@ TEXT_EVENTS = [
     "response.content_part.done",
     "response.output_item.done",
 ]
-USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
+USAGE = Usage(5, 7, 2)
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -238,7 +239,6 @@ def test_fields_become_a_chats() -> None:
         "top_k": 5,
         "cache_salt": "s",
         "stream": True,
-        "stream_options": {"include_usage": True},
     }
     chat = read_chat(same)
     here = replace(chat.tools, places=("tools[0].parameters",))
@@ -319,7 +319,7 @@ def test_a_call_that_is_cut_off() -> None:
 def test_log_probabilities() -> None:
     entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     chunk = delta(content="a")
-    chunk["choices"][0]["logprobs"] = {"content": [entry]}
+    chunk["choices"][0]["logprobs"] = json.dumps({"content": [entry], "refusal": None}).encode()
     events = streamed(
         read_response(body(include=[LOGPROBS], stream=True), PLAIN_RULES), [chunk, delta("stop")]
     )

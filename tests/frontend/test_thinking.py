@@ -12,7 +12,8 @@ from servelite.frontend.errors import APIError
 from servelite.frontend.forced_calls import chat_grammar
 from servelite.frontend.parsers.formats import REASONING_FORMATS, Begin, ChatFormats, ReasoningFormat
 from servelite.frontend.thinking import ThinkingLimit, thinking_limit, thinking_tokens
-from servelite.tokenizer.grammar import GrammarKind, Grammars, grammar_text
+from servelite.tokenizer.grammar import Grammars
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from servelite.tokenizer.model_files import open_model_files
 from servelite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

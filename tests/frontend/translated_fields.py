@@ -231,6 +231,7 @@ _BY_FIELD: Final[dict[tuple[str, str], tuple[tuple[Any, ...], tuple[Any, ...]]]]
         ({"type": "json_schema", "schema": SCHEMA},),
         (1, [], {}, {"type": "text"}, {"type": "json_schema", "schema": 1}),
     ),
+    ("messages", "top_p"): ((0.5, 1, -1, -1.0), (0, 1.1, -2, "1", True, [], {})),
     ("messages", "edits"): (
         (
             [],

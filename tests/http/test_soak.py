@@ -60,6 +60,15 @@ def cpu_ticks(server: Server) -> int:
     return total
 
 
+def wake_ups(server: Server) -> int:
+    """How often its threads have gone to sleep so far."""
+    total = 0
+    for pid in (server.process.pid, *server.children()):
+        for status in Path(f"/proc/{pid}/task").glob("*/status"):
+            total += int(status.read_text().split("voluntary_ctxt_switches:")[1].split()[0])
+    return total
+
+
 async def run(port: int, rng: random.Random, count: int) -> None:
     """`count` requests; one that is told that there is no engine is sent again."""
     left = iter(range(count))
@@ -123,9 +132,11 @@ async def test_a_soak_leaks_nothing(tmp_path: Path, demo_model: Path) -> None:
 
 
 async def check_idle(server: Server) -> None:
-    """Idle after all that: less than 1 % of a core, for all processes together; here five times that."""
-    ticks = cpu_ticks(server)
+    """Idle after all that: less than 1 % of a core, for all processes together; here five times that. What
+    wakes is the launcher, every two seconds, to look at the engine."""
+    ticks, woken = cpu_ticks(server), wake_ups(server)
     await asyncio.sleep(IDLE_S)
+    assert wake_ups(server) - woken < IDLE_S
     assert cpu_ticks(server) - ticks < 5 * IDLE_S * os.sysconf("SC_CLK_TCK") / 100
 
 

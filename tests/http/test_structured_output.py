@@ -63,10 +63,12 @@ def test_no_grammar_ends_a_process_or_holds_it_up(server: Server) -> None:
         **{str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(3000)},
         "3000": {"type": "integer"},
     }
+    patterns = [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]  # gigabytes for an automaton of all
     rules = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(5000)) + 'r5000: "a"'
     for fields, status in (
         ({"response_format": form({"const": -(2**63)})}, 400),
         ({"response_format": form({"$ref": "#/$defs/0", "$defs": names})}, 200),
+        ({"response_format": form({"type": "string", "allOf": patterns})}, 400),
         ({"structured_outputs": {"grammar": rules}}, 200),
         ({"structured_outputs": {"regex": "x{100000}"}}, 400),
         ({"structured_outputs": {"regex": "[a-z]{100000}"}}, 200),

@@ -9,17 +9,17 @@ import sys
 import time
 from pathlib import Path
 
-from servelite.ipc.process import thread_environment, usable_cpus
+from servelite.ipc.process import child_environment, usable_cpus
 
 
-def test_thread_environment_follows_the_usable_cpus_and_the_user(monkeypatch) -> None:
+def test_child_environment_follows_the_usable_cpus_and_the_user(monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
-    assert thread_environment()["OMP_NUM_THREADS"] == str(usable_cpus())
-    assert thread_environment()["GOMP_SPINCOUNT"] == "5000"
+    assert child_environment()["OMP_NUM_THREADS"] == str(usable_cpus())
+    assert child_environment()["GOMP_SPINCOUNT"] == "5000"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert thread_environment()["OMP_NUM_THREADS"] == "7"
+    assert child_environment()["OMP_NUM_THREADS"] == "7"
 
 
 def test_a_title_is_what_ps_shows() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from servelite.tokenizer.grammar import GrammarError, GrammarKind, Grammars, grammar_text
+from servelite.tokenizer.byte_vocabulary import ByteVocabulary
+from servelite.tokenizer.grammar import GrammarError, Grammars
+from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from servelite.tokenizer.tokenizer import Tokenizer
 
 RIGHT: list[tuple[GrammarKind, Any]] = [
@@ -33,7 +35,7 @@ WRONG: list[tuple[GrammarKind, Any]] = [
 
 @pytest.fixture(scope="module")
 def both(tokenizer: Tokenizer) -> tuple[Grammars, Grammars]:
-    return Grammars(tokenizer), Grammars(tokenizer, to_check=True)
+    return Grammars(tokenizer), Grammars(ByteVocabulary.of(tokenizer))
 
 
 @pytest.mark.parametrize(("kind", "value"), RIGHT)
@@ -63,8 +65,7 @@ def test_a_vocabulary_of_bytes_is_read_in_a_fraction_of_the_time(tokenizer: Toke
             times.append(time.thread_time() - began)
         return min(times)
 
-    # A ninth, measured; no other thread of the front end runs meanwhile.
-    assert least(partial(Grammars, tokenizer, to_check=True)) < least(partial(Grammars, tokenizer)) / 1.8
+    assert least(partial(Grammars, ByteVocabulary.of(tokenizer))) < least(partial(Grammars, tokenizer)) / 1.8
 
 
 def test_a_vocabulary_too_small_for_all_bytes_is_read_whole() -> None:
@@ -78,7 +79,7 @@ def test_a_vocabulary_too_small_for_all_bytes_is_read_whole() -> None:
         def encode_rendered(self, text: str, controls: Sequence[tuple[int, int]]) -> list[int]:
             return [26, *(ord(letter) - ord("a") for letter in text.removeprefix("<end>"))]
 
-    grammars = Grammars(Letters(), to_check=True)  # type: ignore[arg-type]
+    grammars = Grammars(ByteVocabulary.of(Letters()))  # type: ignore[arg-type]
     grammars.compile(grammar_text(GrammarKind.REGEX, "z+"))
     with pytest.raises(GrammarError, match="no text"):
         grammars.compile(grammar_text(GrammarKind.REGEX, "[0-9]+"))

@@ -7,18 +7,20 @@ what comes next of another kind closes it.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
+from servelite.frontend.chunks import Translation, Usage
 from servelite.frontend.errors import APIError
+from servelite.frontend.logprobs import Logprobs
+from servelite.frontend.parsers.events import Arguments, CallStart, Content, Event, Reasoning
 from servelite.frontend.protocol import ChatRequest
-from servelite.frontend.translated import Call, Choice, Chunk, ErrorObject, Part, Usage, event_bytes
 
+_encode: Final = msgspec.json.encode
 _END: Final = ("stop_reason", "stop_sequence", "stop_details", "container")
-_PING: Final = event_bytes("ping", {"type": "ping"})
-_PASSING: Final = ("engine_dead", "engine_not_ready", "server_shutting_down")  # clients try again
-_TEXT: Final = {"type": "text", "text": "", "citations": None}
+_TEXT: Final = {"type": "text", "text": ""}
 _THINKING: Final = {"type": "thinking", "thinking": "", "signature": ""}
 _MORE: Final = {
     "text": ("text_delta", "text"),
@@ -28,17 +30,19 @@ _MORE: Final = {
 """By a block's type: that of its deltas, and what these name the text."""
 
 
-class MessageTranslation:
+class MessageTranslation(Translation):
     """One `/v1/messages` request and its answer."""
+
+    waiting = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, chat: ChatRequest, *, shows_thinking: bool = True) -> None:
         """`shows_thinking`: blocks of thinking have their text."""
-        self._chat = chat
+        self.chat = chat
         self._shows_thinking = shows_thinking
         self._content: list[dict[str, Any]] = []
         self._open = ""  # the type of the last block, if that is open
         self._parts: list[str] = []  # the open block's text
-        self._begun = False
+        self._before = b""  # an event with more of it, up to the text
         self._message: dict[str, Any] = {
             "id": "msg_" + uuid.uuid4().hex,
             "type": "message",
@@ -49,78 +53,74 @@ class MessageTranslation:
             "stop_sequence": None,
             "stop_details": None,
             "container": None,
-            "usage": _usage(Usage()),
         }
 
-    @property
-    def chat(self) -> ChatRequest:
-        """The request in terms of a chat."""
-        return self._chat
+    def note_usage(self, usage: Usage) -> None:
+        self._message["usage"] = _usage(usage)
 
-    def chunk(self, chunk: Chunk) -> bytes:
-        """The events for one of the chat's."""
-        if chunk.usage is not None:
-            self._message["usage"] = _usage(chunk.usage)
-        begin = b""
-        if not self._begun:
-            self._begun = True
-            begin = _event("message_start", {"message": self._message})
-        return begin + b"".join([self._take(choice) for choice in chunk.choices])
+    def first(self, prompt_token_ids: Sequence[int] | None) -> bytes:
+        return _event("message_start", {"message": self._message})
 
-    def done(self) -> bytes:
-        """The events at the end."""
+    def text(self, text: str) -> bytes:
+        begin = b"" if self._open == "text" else self._begin(_TEXT)
+        return begin + self._more(text)
+
+    def event(self, event: Event) -> bytes:
+        if isinstance(event, Content):
+            return self.text(event.text)
+        if isinstance(event, Arguments):
+            return self._more(event.text)
+        if isinstance(event, Reasoning):
+            begin = b"" if self._open == "thinking" else self._begin(_THINKING)
+            return begin + (self._more(event.text) if self._shows_thinking else b"")
+        if isinstance(event, CallStart):
+            use = {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
+            return self._begin(use | {"caller": {"type": "direct"}})
+        return b""
+
+    def rich(self, piece: str | Event, logprobs: Logprobs | None, more: dict[str, Any]) -> bytes:
+        """Nothing more is told here."""
+        return self.text(piece) if isinstance(piece, str) else self.event(piece)
+
+    def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
+        """Nothing yet: it is told with the counts."""
+        if reason == "stop" and isinstance(stop_reason, str):
+            self._message |= {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+        elif reason == "length":
+            self._message["stop_reason"] = "max_tokens"
+        else:  # a use of a tool that the model has spoilt is one as well: the client has to answer it
+            used = any(block["type"] == "tool_use" for block in self._content)
+            self._message["stop_reason"] = "tool_use" if used else "end_turn"
+        return b""
+
+    def done(self, usage: Usage) -> bytes:
+        self.note_usage(usage)
         message = self._message
         delta = {name: message[name] for name in _END}
         told = _event("message_delta", {"delta": delta, "usage": message["usage"]})
         return self._close() + told + _event("message_stop", {})
 
-    def failed(self, error: ErrorObject) -> bytes:
-        """An error event, after which nothing comes."""
-        told = APIError(503 if error.code in _PASSING else 500, error.message, code=error.code)
-        return b"event: error\ndata: " + told.anthropic_body() + b"\n\n"
-
-    def waiting(self) -> bytes:
-        """A ping, once the message has begun."""
-        return _PING
+    def failed(self, error: APIError) -> bytes:
+        return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"
 
     def whole(self) -> bytes:
-        """The message."""
-        self._close()
-        return msgspec.json.encode(self._message)
+        return _encode(self._message)
 
-    def _take(self, choice: Choice) -> bytes:
-        """The events for more of the answer."""
-        part, out = choice.delta or Part(), b""
-        if part.reasoning_content:
-            out += self._block(_THINKING)
-            if self._shows_thinking:
-                out += self._more(part.reasoning_content)
-        if part.content:
-            out += self._block(_TEXT) + self._more(part.content)
-        for call in part.tool_calls or ():
-            if call.function.name is not None:
-                out += self._close() + self._block(_tool_use(call, call.function.name))
-            if call.function.arguments:
-                out += self._more(call.function.arguments)
-        self._note_end(choice)
-        return out
-
-    def _block(self, block: dict[str, Any]) -> bytes:
-        """What it takes that a block like this one, which is empty, is open."""
-        if self._open == block["type"]:
-            return b""
-        before = self._close()
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        """Open a block like this one, which is empty."""
+        closed = self._close()
         self._open = block["type"]
         self._content.append(block.copy())
-        fields = {"index": len(self._content) - 1, "content_block": block}
-        return before + _event("content_block_start", fields)
+        index = len(self._content) - 1
+        kind, name = _MORE[self._open]
+        more = _event("content_block_delta", {"index": index, "delta": {"type": kind, name: ""}})
+        self._before = more.removesuffix(b'""}}\n\n')
+        return closed + _event("content_block_start", {"index": index, "content_block": block})
 
     def _more(self, text: str) -> bytes:
         """More of the open block."""
         self._parts.append(text)
-        kind, name = _MORE[self._open]
-        delta = {"type": kind, name: text}
-        return _event("content_block_delta", {"index": len(self._content) - 1, "delta": delta})
+        return self._before + _encode(text) + b"}}\n\n"
 
     def _close(self) -> bytes:
         if not self._open:
@@ -133,26 +133,9 @@ class MessageTranslation:
         self._open, self._parts = "", []
         return _event("content_block_stop", {"index": len(self._content) - 1})
 
-    def _note_end(self, choice: Choice) -> None:
-        reason, stop = choice.finish_reason, choice.stop_reason
-        if reason is None:
-            return
-        if reason == "stop" and isinstance(stop, str):
-            self._message |= {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        elif reason == "length":
-            self._message["stop_reason"] = "max_tokens"
-        else:  # a use of a tool that the model has spoilt is one as well: the client has to answer it
-            used = any(block["type"] == "tool_use" for block in self._content)
-            self._message["stop_reason"] = "tool_use" if used else "end_turn"
-
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:
-    return event_bytes(name, {"type": name, **fields})
-
-
-def _tool_use(call: Call, name: str) -> dict[str, Any]:
-    call_id = call.id or "toolu_" + uuid.uuid4().hex
-    return {"type": "tool_use", "id": call_id, "name": name, "input": {}, "caller": {"type": "direct"}}
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode({"type": name, **fields}))
 
 
 def _input(arguments: str) -> Any:
@@ -168,14 +151,14 @@ def _input(arguments: str) -> Any:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """Anthropic counts what was cached apart from the rest of the input. Its SDKs' types have all fields."""
-    cached, details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details
+    thought = usage.reasoning_tokens
     return {
-        "input_tokens": usage.prompt_tokens - cached,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation": None,
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": details and {"thinking_tokens": details.reasoning_tokens},
+        "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
         "server_tool_use": None,
         "service_tier": "standard",
         "inference_geo": None,

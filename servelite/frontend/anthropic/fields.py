@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from servelite.frontend.anthropic.messages import (
     MESSAGES_SCHEMA,
@@ -40,8 +41,23 @@ from servelite.frontend.fields import (
 from servelite.frontend.protocol import CHAT_FIELDS
 from servelite.frontend.sampling import MAX_STOP_CHARS, MAX_STOPS, MAX_TOKENS, SAMPLING_FIELDS
 
+NO_TOP_P: Final = -1
+"""What LangChain's older clients send for none."""
+
+
+def _read_top_p(path: str, value: Any) -> Any:
+    return None if value == NO_TOP_P else _TOP_P.read(path, value)
+
+
+_TOP_P: Final = next(f.type for f in SAMPLING_FIELDS if f.name == "top_p")
+_OR_NONE: Final = Custom(
+    _read_top_p,
+    f"{_TOP_P.describe()}, or {NO_TOP_P}: none is given",
+    {"anyOf": [_TOP_P.schema(), {"const": NO_TOP_P}]},
+)
+
 PASSED_ON: Final = tuple(
-    f
+    replace(f, type=_OR_NONE) if f.name == "top_p" else f
     for f in CHAT_FIELDS
     if (f in SAMPLING_FIELDS and f.name != "stop")
     or f.name in ("cache_salt", "priority", "deadline_ms", "truncate_prompt_tokens", "truncation_side")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from servelite.frontend.anthropic.answer import MessageTranslation
-from servelite.frontend.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS, PASSED_ON
+from servelite.frontend.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS, NO_TOP_P, PASSED_ON
 from servelite.frontend.anthropic.messages import Conversation
 from servelite.frontend.anthropic.tools import Thinking, ToolChoice
 from servelite.frontend.errors import bad_request
@@ -29,10 +29,11 @@ def read_message_request(body: Any, rules: BodyRules) -> MessageTranslation:
     """A decoded JSON body; raises `APIError` (400) naming the field."""
     values = read_fields(MESSAGES_FIELDS, body, rules.defaults, rules.unknown)
     chat = _prompt(values) | {f.name: body[f.name] for f in PASSED_ON if body.get(f.name) is not None}
+    if chat.get("top_p") == NO_TOP_P:
+        del chat["top_p"]
     chat |= {"max_completion_tokens": values["max_tokens"], "stop": list(values["stop_sequences"])}
-    if values["stream"]:  # its first event tells the prompt's length
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        chat |= {"stream": True, "stream_options": options}
+    if values["stream"]:
+        chat["stream"] = True
     thinking: Thinking | None = values["thinking"]
     if thinking is not None and rules.limits_thinking:
         chat["thinking_token_budget"] = thinking.budget

@@ -63,6 +63,9 @@ def copy_string(reader: Reader, emit: Emit) -> Steps[None]:
         if run is not None:
             reader.at = run.end()
             emit(run[0])
+        if reader.at == len(reader.text) and not reader.ended:  # the rule, a token a time: soon back here
+            yield
+            continue
         character = yield from reader.peek()
         if character == '"':
             reader.at += 1

@@ -87,6 +87,7 @@ class Sink:
         self.begun = 0
         self.in_call = False
         self.complete = 0
+        self._told = True  # the last call that has begun
 
     @property
     def content_begun(self) -> bool:
@@ -131,6 +132,7 @@ class Sink:
         self.marker()
         self.in_call = True
         self.begun += 1
+        self._told = not self._rules.most or self.begun <= self._rules.most
         if self._told:
             self._events.append(CallStart(self.begun - 1, self._new_id(), name))
 
@@ -153,10 +155,6 @@ class Sink:
     def calls(self) -> int:
         """How many calls were told."""
         return min(self.begun, self._rules.most) if self._rules.most else self.begun
-
-    @property
-    def _told(self) -> bool:
-        return not self._rules.most or self.begun <= self._rules.most
 
     def finish(self) -> None:
         """No more text comes."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+import msgspec
 
 from servelite.frontend.responses.tools import TEXT
 
-Event = tuple[str, dict[str, Any]]
-"""Its type, and its fields but for type and number."""
+Event = tuple[bytes, bytes]
+"""What stands before its number, and what after it."""
 
+_encode: Final = msgspec.json.encode
 _OPENING: Final = re.compile(rf'\s*\{{\s*"{TEXT}"\s*:\s*"')  # of a custom tool's arguments
 _CHARACTERS: Final = re.compile(  # of a JSON string: whole ones, no half of a pair whose other may follow
     r"""(?:[^"\\]+|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"""
@@ -19,16 +22,17 @@ _CHARACTERS: Final = re.compile(  # of a JSON string: whole ones, no half of a p
 )
 
 
-class Item(Protocol):
-    """One item."""
+def event(name: str, fields: dict[str, Any]) -> Event:
+    """`fields`: all but type and number."""
+    kind = name.encode()
+    before = b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind, kind)
+    return before, b"," + _encode(fields)[1:] + b"\n\n"
 
-    def begin(self) -> list[Event]:
-        """What is told before anything of it."""
-        ...
 
-    def finish(self, status: str) -> tuple[list[Event], dict[str, Any]]:
-        """What is told after all of it, and the whole item; `status`: completed or incomplete."""
-        ...
+def _delta(name: str, place: dict[str, Any]) -> Event:
+    """An event, up to its `delta`."""
+    before, after = event(name, place)
+    return before, after.removesuffix(b"}\n\n") + b',"delta":'
 
 
 class TextItem:
@@ -38,34 +42,39 @@ class TextItem:
         """`kind`: message or reasoning; `index`: its place in the output."""
         self.kind = kind
         self._text: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[msgspec.Raw] = []
         self._id = ("msg_" if kind == "message" else "rs_") + uuid.uuid4().hex
         self._place = {"output_index": index, "item_id": self._id, "content_index": 0}
         self._name = "response.output_text" if kind == "message" else "response.reasoning_text"
+        self._before, self._delta = _delta(f"{self._name}.delta", self._place)
 
     def begin(self) -> list[Event]:
+        """What is told before anything of it."""
         place = self._place
         return [
-            ("response.output_item.added", _added(place, self._item("in_progress", []))),
-            ("response.content_part.added", place | {"part": self._part("", [])}),
+            event("response.output_item.added", _added(place, self._item("in_progress", []))),
+            event("response.content_part.added", place | {"part": self._part("", [])}),
         ]
 
-    def more(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+    def more(self, text: str, logprobs: list[msgspec.Raw]) -> Event:
         """More of its text, and of that the tokens' log probabilities."""
         self._text.append(text)
-        self._logprobs += logprobs
-        fields = self._place | {"delta": text}
-        return f"{self._name}.delta", fields | ({"logprobs": logprobs} if self.kind == "message" else {})
+        after = self._delta + _encode(text)
+        if self.kind == "message":
+            self._logprobs += logprobs
+            after += b',"logprobs":' + _encode(logprobs)
+        return self._before, after + b"}\n\n"
 
     def finish(self, status: str) -> tuple[list[Event], dict[str, Any]]:
+        """What is told after all of it, and the whole item; `status`: completed or incomplete."""
         place, text = self._place, "".join(self._text)
         part = self._part(text, self._logprobs)
         item = self._item(status, [part])
         done = place | {"text": text} | ({"logprobs": self._logprobs} if self.kind == "message" else {})
         events = [
-            (f"{self._name}.done", done),
-            ("response.content_part.done", place | {"part": part}),
-            ("response.output_item.done", _added(place, item)),
+            event(f"{self._name}.done", done),
+            event("response.content_part.done", place | {"part": part}),
+            event("response.output_item.done", _added(place, item)),
         ]
         return events, item
 
@@ -74,7 +83,7 @@ class TextItem:
         more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
         return item | more
 
-    def _part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _part(self, text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -85,6 +94,7 @@ class CallItem:
 
     kind = "function_call"
     text = "arguments"  # the field with what the model wrote
+    told = "response.function_call_arguments"
 
     def __init__(self, index: int, call_id: str, name: str, namespace: str | None) -> None:
         """`index`: its place in the output."""
@@ -92,22 +102,25 @@ class CallItem:
         self._id = ("fc_" if self.kind == "function_call" else "ctc_") + uuid.uuid4().hex
         self._place = {"output_index": index, "item_id": self._id}
         self._called = {"call_id": call_id, "name": name} | ({"namespace": namespace} if namespace else {})
+        self._before, self._delta = _delta(f"{self.told}.delta", self._place)
 
     def begin(self) -> list[Event]:
-        return [("response.output_item.added", _added(self._place, self._item("in_progress", "")))]
+        """As `TextItem.begin`."""
+        return [event("response.output_item.added", _added(self._place, self._item("in_progress", "")))]
 
     def more(self, arguments: str) -> list[Event]:
         """More of its arguments' JSON text."""
         self._arguments.append(arguments)
-        return [("response.function_call_arguments.delta", self._place | {"delta": arguments})]
+        return [(self._before, self._delta + _encode(arguments) + b"}\n\n")]
 
     def finish(self, status: str) -> tuple[list[Event], dict[str, Any]]:
+        """As `TextItem.finish`."""
         arguments = "".join(self._arguments)
         item = self._item("incomplete" if _object(arguments) is None else "completed", arguments)
         done = self._place | {"name": self._called["name"], "arguments": arguments}
         events = [
-            ("response.function_call_arguments.done", done),
-            ("response.output_item.done", _added(self._place, item)),
+            event(f"{self.told}.done", done),
+            event("response.output_item.done", _added(self._place, item)),
         ]
         return events, item
 
@@ -121,6 +134,7 @@ class CustomCallItem(CallItem):
 
     kind = "custom_tool_call"
     text = "input"
+    told = "response.custom_tool_call_input"
 
     def __init__(self, index: int, call_id: str, name: str, namespace: str | None) -> None:
         super().__init__(index, call_id, name, namespace)
@@ -145,8 +159,8 @@ class CustomCallItem(CallItem):
         events = [] if self._begun else self._told(given if isinstance(given, str) else arguments)
         item = self._item("completed" if isinstance(given, str) else "incomplete", "".join(self._input))
         events += [
-            ("response.custom_tool_call_input.done", self._place | {"input": item["input"]}),
-            ("response.output_item.done", _added(self._place, item)),
+            event(f"{self.told}.done", self._place | {"input": item["input"]}),
+            event("response.output_item.done", _added(self._place, item)),
         ]
         return events, item
 
@@ -154,7 +168,7 @@ class CustomCallItem(CallItem):
         """More of the input; halves of surrogate pairs, which have no UTF-8, become question marks."""
         text = text.encode(errors="replace").decode()
         self._input.append(text)
-        return [("response.custom_tool_call_input.delta", self._place | {"delta": text})]
+        return [(self._before, self._delta + _encode(text) + b"}\n\n")]
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ def read_response(body: Any, rules: BodyRules) -> ResponseTranslation:
         "tool_choice": choice,
     }
     if values["stream"]:
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+        chat["stream"] = True
     if tools:
         declared = [{"type": "function", "function": tool.function} for tool in tools]
         chat |= {"tools": declared, "parallel_tool_calls": values["parallel_tool_calls"]}

@@ -1,0 +1,63 @@
+"""`python -m servelite.frontend.grammar_process FD`: started by `GrammarChecker` only, and killed by it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from servelite.frontend.errors import APIError
+from servelite.frontend.grammar_check import compile_check
+from servelite.frontend.grammar_checker import CHECK_BYTES, Check, Checked
+from servelite.ipc.process import ExitCode, die_with_parent, set_title
+from servelite.tokenizer.byte_vocabulary import ByteVocabulary
+from servelite.tokenizer.compile_thread import compile_thread
+from servelite.tokenizer.grammar import Grammars
+
+
+def main() -> int:
+    """Check one grammar after the other, until the other end of the line is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # who started it decides when to end
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    line = Connection(int(sys.argv[1]))
+    set_title("servelite: grammars")
+    try:
+        return compile_thread("check").submit(_serve, line).result()
+    except (EOFError, OSError):
+        return ExitCode.OK
+    except MemoryError:
+        os._exit(ExitCode.MEMORY)  # there is none left to end in good order
+
+
+def _serve(line: Connection) -> int:
+    grammars = Grammars(msgspec.msgpack.decode(line.recv_bytes(), type=ByteVocabulary))
+    line.send_bytes(b"")
+    decoder = msgspec.msgpack.Decoder(Check)
+    _limit_memory()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while True:
+        line.send_bytes(msgspec.msgpack.encode(_checked(decoder.decode(line.recv_bytes()), grammars)))
+
+
+def _checked(check: Check, grammars: Grammars) -> Checked:
+    try:
+        return Checked(compile_check(check.grammar, grammars, check.field, check.loose))
+    except APIError as error:
+        return Checked(error=(error.status, error.message, error.param, error.code))
+
+
+def _limit_memory() -> None:
+    """From now on, of what was not yet asked for; see getrlimit(2), RLIMIT_DATA."""
+    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmData"))
+    limit = int(line.split()[1]) * 1024 + CHECK_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Keywords of a schema in the forms that the compiler follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servelite.frontend.string_formats import FORMATS, MAX_LENGTHS
+
+
+def as_pattern(kept: dict[str, Any]) -> None:
+    """`format` by an expression, and a length."""
+    name = kept.pop("format")
+    if name in MAX_LENGTHS:
+        kept["maxLength"] = min(MAX_LENGTHS[name], kept.get("maxLength", MAX_LENGTHS[name]))
+    if FORMATS.get(name):
+        expression = {"pattern": f"^(?:{FORMATS[name]})$"}
+        kept |= {"allOf": [*kept.get("allOf", []), expression]} if "pattern" in kept else expression
+
+
+def as_properties(kept: dict[str, Any]) -> None:
+    """`propertyNames` as the properties that it lists, or the pattern of those that it allows."""
+    names, value = kept.pop("propertyNames"), kept.get("additionalProperties", True)
+    if "enum" in names:
+        known = kept.get("properties", {})
+        kept["properties"] = {name: known.get(name, value) for name in names["enum"] if isinstance(name, str)}
+    elif "pattern" in names:
+        kept["patternProperties"] = {names["pattern"]: value}
+    if names:
+        kept["additionalProperties"] = False
+
+
+def newest_tuple(kept: dict[str, Any]) -> None:
+    """The older drafts' list of `items` as `prefixItems`, which the compiler follows in all of them."""
+    rest = kept.pop("additionalItems", None)
+    if isinstance(kept.get("items"), list):
+        kept["prefixItems"] = kept.pop("items")
+        if rest is not None:
+            kept["items"] = rest
