@@ -60,7 +60,8 @@ class CallableFunction:
     @property
     def grammar(self) -> str:
         """Of its arguments as JSON, as it travels: to be checked before it is written into another one."""
-        return grammar_text(GrammarKind.JSON_SCHEMA, self.schema)
+        kind = GrammarKind.JSON_SCHEMA if self.strict else GrammarKind.LOOSE_SCHEMA
+        return grammar_text(kind, self.schema)
 
     def following(self, checked: str) -> CallableFunction:
         """The function with the schema of its grammar as it was checked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from llguidance.gbnf_to_lark import any_to_lark
@@ -27,11 +28,16 @@ _TOO_MUCH_AT_ONCE: Final = (
 _NO_LOOK_AROUND: Final = "look-around is not supported, nor are ^ and $ within an expression"
 
 
-def compile_check(grammar: str, grammars: Grammars, field: str, loose: bool = False) -> str:
+_SCHEMAS: Final = (GrammarKind.JSON_SCHEMA, GrammarKind.LOOSE_SCHEMA, GrammarKind.JSON_OBJECT)
+
+
+def compile_check(
+    grammar: str, grammars: Grammars, field: str, unknown: Callable[[str], None] | None = None
+) -> str:
     """Hold a grammar against the table of keywords and the limits, and compile it.
 
     Args:
-        loose: as in `GrammarChecker.check`.
+        unknown: called with the place of each keyword that no standard has; None: it is an error.
 
     Returns:
         The grammar as the compiler can follow it.
@@ -50,8 +56,9 @@ def compile_check(grammar: str, grammars: Grammars, field: str, loose: bool = Fa
             return False
         return True
 
-    if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT) and value is not None:
-        schema = enforceable(value, place, loose=loose)
+    if kind in _SCHEMAS and value is not None:
+        loose = kind == GrammarKind.LOOSE_SCHEMA
+        schema = enforceable(value, place, loose=loose, unknown=unknown)
         grammar = grammar_text(
             GrammarKind.JSON_SCHEMA, without_refused(schema, compiles) if loose else schema
         )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -31,7 +32,6 @@ CHECK_SECONDS: Final = 10.0
 CHECK_BYTES: Final = 256 << 20  # of memory, for one check
 _START_SECONDS: Final = 60.0
 REMEMBERED_CHARS: Final = 16 << 20  # of grammars whose check is remembered
-_ANY_OBJECT: Final = grammar_text(GrammarKind.JSON_SCHEMA, {"type": "object"})
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True):
 
     grammar: str
     field: str
-    loose: bool = False
+    takes_unknown: bool
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -47,13 +47,17 @@ class Checked(msgspec.Struct, frozen=True):
 
     grammar: str = ""
     error: tuple[int, str, str | None, str | None] | None = None  # status, message, param, code
+    unknown: tuple[str, ...] = ()  # keywords that were passed over, by their place
 
 
 class GrammarChecker:
     """Checks against one vocabulary, one grammar after the other; the last are remembered, right or wrong."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, unknown: Callable[[str], None] | None = None) -> None:
+        """`unknown`: called with the place of each keyword of a schema that no standard has; None: it is an
+        error."""
         self._tokenizer = tokenizer
+        self._unknown = unknown
         self._process: _Process | None = None
         self._closed = False
         self._turn = threading.Lock()  # who speaks with the process
@@ -61,12 +65,11 @@ class GrammarChecker:
         self._chars = 0  # of it
         self._lock = threading.Lock()  # of these two
 
-    def check(self, grammar: str, field: str, loose: bool = False) -> str:
+    def check(self, grammar: str, field: str) -> str:
         """A grammar as the engine can follow it. Any thread; waits for the process.
 
         Args:
             field: to name where it is wrong.
-            loose: it is a schema, of which may be left out what cannot be enforced.
 
         Raises:
             APIError: 400; it cannot be followed, or its check exceeds the limits.
@@ -74,7 +77,7 @@ class GrammarChecker:
         """
         if not any(token < self._tokenizer.vocab_size for token in self._tokenizer.eos_token_ids):
             raise bad_request(f"{field} is not supported: this model's tokenizer has no end token", field)
-        asked = Check(grammar, field, loose)
+        asked = Check(grammar, field, self._unknown is not None)
         checked = self._recall(asked)
         if checked is None:
             with self._turn:
@@ -82,6 +85,9 @@ class GrammarChecker:
                 if checked is None:
                     checked = self._ask(asked)
                     self._remember(asked, checked)
+        if self._unknown is not None:
+            for place in checked.unknown:
+                self._unknown(place)
         if checked.error is not None:
             status, message, param, code = checked.error
             raise APIError(status, message, param=param, code=code)
@@ -114,9 +120,11 @@ class GrammarChecker:
             # What earlier grammars have left in its memory is not this one's fault.
             if used and not isinstance(error, TimeoutError):
                 return self._ask(asked)
-        if asked.loose:
-            return Checked(_ANY_OBJECT)
-        place = place_of(asked.field, json.loads(asked.grammar)["kind"])
+        read = json.loads(asked.grammar)
+        if read["kind"] == GrammarKind.LOOSE_SCHEMA:
+            kept = {"type": "object"} if read["value"].get("type") == "object" else {}
+            return Checked(grammar_text(GrammarKind.JSON_SCHEMA, kept))
+        place = place_of(asked.field, read["kind"])
         text = f"{place} takes more than {CHECK_SECONDS:g} s or {CHECK_BYTES >> 20} MiB to compile"
         return Checked(error=(400, f"{text}; give a smaller one", place, "invalid_grammar"))
 

@@ -46,8 +46,10 @@ def _serve(line: Connection) -> int:
 
 
 def _checked(check: Check, grammars: Grammars) -> Checked:
+    unknown = list[str]()
+    take = unknown.append if check.takes_unknown else None
     try:
-        return Checked(compile_check(check.grammar, grammars, check.field, check.loose))
+        return Checked(compile_check(check.grammar, grammars, check.field, take), unknown=tuple(unknown))
     except APIError as error:
         return Checked(error=(error.status, error.message, error.param, error.code))
 

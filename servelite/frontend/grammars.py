@@ -49,6 +49,7 @@ STRUCTURED_OUTPUTS_SCHEMA: Final = asked(
 
 _PLACES: Final[Mapping[tuple[str, str], str]] = {
     ("response_format", GrammarKind.JSON_SCHEMA): ".json_schema.schema",
+    ("response_format", GrammarKind.LOOSE_SCHEMA): ".json_schema.schema",
     ("response_format", GrammarKind.JSON_OBJECT): ".schema",
     ("structured_outputs", GrammarKind.JSON_SCHEMA): ".json",
     ("structured_outputs", GrammarKind.REGEX): ".regex",
@@ -99,7 +100,8 @@ def _read_json_schema(path: str, value: Any) -> str:
         String(1 << 16).read(f"{path}.description", description)
     if strict is not None and not isinstance(strict, bool):
         raise bad_request(f"{path}.strict must be true or false, not {shown(strict)}", f"{path}.strict")
-    return _schema_grammar(f"{path}.schema", value.get("schema"))
+    kind = GrammarKind.LOOSE_SCHEMA if strict is False else GrammarKind.JSON_SCHEMA
+    return _schema_grammar(f"{path}.schema", value.get("schema"), kind)
 
 
 def read_structured_outputs(path: str, value: Any) -> str:

@@ -73,8 +73,12 @@ class Preparation:
         *,
         formats: ChatFormats = PLAIN_FORMATS,
         parse_special: bool = False,
+        unknown: Callable[[str], None] | None = None,
     ) -> None:
-        """`parse_special`: control tokens that users spell out are read as such, as in transformers.
+        """
+        Args:
+            parse_special: control tokens that users spell out are read as such, as in transformers.
+            unknown: as for `GrammarChecker`.
 
         Raises:
             InvalidTemplate: the model's chat template is no valid Jinja.
@@ -108,7 +112,7 @@ class Preparation:
         )
         self._large_texts = 0
         # A thread of their own: a grammar that takes long to compile holds no prompt up.
-        self._grammars = GrammarChecker(tokenizer)
+        self._grammars = GrammarChecker(tokenizer, unknown)
         self._grammar_pool = ThreadPoolExecutor(1, "check-grammar")
 
     def _enter_thread(self, large: bool) -> None:
@@ -216,10 +220,10 @@ class Preparation:
 
         return await self._run(work, sum(len(prompt) for prompt in inputs))
 
-    async def check_grammar(self, grammar: str, field: str, *, loose: bool = False) -> str:
+    async def check_grammar(self, grammar: str, field: str) -> str:
         """As `GrammarChecker.check`, in its thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field, loose)
+        return await loop.run_in_executor(self._grammar_pool, self._grammars.check, grammar, field)
 
     async def parse(self, work: Callable[[], _T], size: int) -> _T:
         """Reads a body of `size` bytes: here, or where that takes long in the thread for large texts."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from servelite.frontend.string_formats import FORMATS, MAX_LENGTHS
+from servelite.frontend.string_formats import FORMATS, MAX_LENGTHS, NUMBERS
 
 
-def as_pattern(kept: dict[str, Any]) -> None:
-    """`format` by an expression, and a length."""
+def follow_format(kept: dict[str, Any]) -> None:
+    """`format` by an expression and a length; of numbers, by bounds."""
     name = kept.pop("format")
+    if (bounds := NUMBERS.get(name)) is not None:
+        kept["minimum"] = max(bounds[0], kept.get("minimum", bounds[0]))
+        kept["maximum"] = min(bounds[1], kept.get("maximum", bounds[1]))
     if name in MAX_LENGTHS:
         kept["maxLength"] = min(MAX_LENGTHS[name], kept.get("maxLength", MAX_LENGTHS[name]))
     if FORMATS.get(name):

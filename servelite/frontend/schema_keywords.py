@@ -20,8 +20,8 @@ from servelite.frontend.errors import APIError, bad_request
 from servelite.frontend.fields import JSONObject, shown
 from servelite.frontend.patterns import CONTROLS, UNWRITTEN, narrowed
 from servelite.frontend.repetitions import MAX_RUN, run_of_expression
-from servelite.frontend.schema_forms import as_pattern, as_properties, newest_tuple
-from servelite.frontend.string_formats import BY_PATTERN, FORMATS, MAX_LENGTHS
+from servelite.frontend.schema_forms import as_properties, follow_format, newest_tuple
+from servelite.frontend.string_formats import BY_PATTERN, FORMATS, MAX_LENGTHS, NUMBERS
 from servelite.frontend.unions import Unions, as_uri, require, resolve, same
 
 
@@ -84,6 +84,8 @@ ANNOTATIONS: Final = (
     *("writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
 )
 """Accepted: by the standard they say nothing about what is valid."""
+_OF_OPENAPI: Final = ("example", "externalDocs", "xml")  # likewise; and names that begin with x-
+_AS_WITHOUT: Final = (("uniqueItems", False), ("nullable", False))
 
 REFUSED: Final = (
     *("uniqueItems", "contains", "maxContains", "minContains", "dependentRequired", "dependentSchemas"),
@@ -121,7 +123,9 @@ _OTHERS: Final = {
 """Keywords, and the one that speaks of what they leave: it would speak of more without them."""
 
 
-def enforceable(schema: Any, place: str, *, loose: bool = False) -> Any:
+def enforceable(
+    schema: Any, place: str, *, loose: bool = False, unknown: Callable[[str], None] | None = None
+) -> Any:
     """A schema as the compiler follows it, held against the table of keywords and the limits above.
 
     What asks nothing is left out, and some is written otherwise. An answer that fits what is returned fits
@@ -130,13 +134,14 @@ def enforceable(schema: Any, place: str, *, loose: bool = False) -> Any:
     Args:
         place: the field that it stands in, for errors to begin with.
         loose: leave out what cannot be enforced.
+        unknown: called with the place of each keyword that no standard has; None: it is an error.
 
     Raises:
         APIError: 400; names the keyword and its place.
     """
     if isinstance(schema, Mapping):
         JSONObject(MAX_JSON_DEPTH).read(place, schema)
-    walk = _Walk(schema, place, loose)
+    walk = _Walk(schema, place, loose, unknown)
     made = walk.schema(schema, place, 1, _Within(False, False))
     for branches, name in walk.tagged:
         for branch in branches:
@@ -154,10 +159,11 @@ class _Within(NamedTuple):
 class _Walk:
     """One way through a schema."""
 
-    def __init__(self, root: Any, place: str, loose: bool) -> None:
+    def __init__(self, root: Any, place: str, loose: bool, unknown: Callable[[str], None] | None) -> None:
         self._root = root
         self._place = place
         self._loose = loose
+        self._unknown = unknown
         self._unions = Unions(root)
         self._subschemas = 0
         self._pattern_properties = 0
@@ -184,7 +190,11 @@ class _Walk:
                 if keyword == "$schema" and _draft(value) not in DRAFTS:
                     known = f"which is not supported; these are: {', '.join(DRAFTS)}"
                     raise self._unsupported(f"{at}.$schema is {shown(value)}, {known}")
-                if keyword not in ANNOTATIONS:
+                if _asks_nothing(keyword, value):
+                    continue
+                if self._unknown is not None and keyword not in ENFORCED and keyword not in REFUSED:
+                    self._unknown(f"{at}.{keyword}")
+                else:
                     kept[keyword] = self._keyword(keyword, value, part, f"{at}.{keyword}", depth, within)
             except APIError:
                 if not self._loose:
@@ -196,7 +206,7 @@ class _Walk:
         if not based:
             kept.pop("$id", None)
         if "format" in kept:
-            as_pattern(kept)
+            follow_format(kept)
         if "propertyNames" in kept:
             as_properties(kept)
         newest_tuple(kept)
@@ -307,13 +317,15 @@ class _Walk:
 
     def _format(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
         by_pattern = value in BY_PATTERN and ("pattern" in part or "allOf" in part)
-        if value not in FORMATS and not by_pattern:
-            raise self._unsupported(
-                f"{at} is {shown(value)}, which is not enforced; these are: {', '.join(FORMATS)}"
-            )
-        kind = part.get("type", "string")
-        if kind != "string" and not (isinstance(kind, list) and "string" in kind):
-            raise self._refused(f"{at} is {shown(value)}, which is for strings only")
+        if value not in FORMATS and value not in NUMBERS and not by_pattern:
+            known = ", ".join((*FORMATS, *NUMBERS))
+            raise self._unsupported(f"{at} is {shown(value)}, which is not enforced; these are: {known}")
+        kinds = part.get("type", "string")
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        wanted = {"integer", "number"} if value in NUMBERS else {"string"}
+        if not wanted.intersection(kinds):
+            what = "numbers" if value in NUMBERS else "strings"
+            raise self._refused(f"{at} is {shown(value)}, which is for {what} only")
         return value
 
     def _reference(self, keyword: str, value: Any, part: dict[str, Any], at: str, within: _Within) -> Any:
@@ -472,6 +484,15 @@ def _holds(holds: Holds, value: Any) -> bool:
         case Holds.BY_NAME | Holds.OBJECT:
             return isinstance(value, dict)
     return True
+
+
+def _asks_nothing(keyword: str, value: Any) -> bool:
+    return (
+        keyword in ANNOTATIONS
+        or keyword in _OF_OPENAPI
+        or keyword.startswith("x-")
+        or (keyword, value) in _AS_WITHOUT
+    )
 
 
 def _not_enforced(keyword: str, at: str, place: str) -> APIError:

@@ -94,6 +94,7 @@ class Service:
             threads,
             formats=self.formats,
             parse_special=settings.allow_special_tokens_in_text,
+            unknown=self._warn_unknown if settings.unknown_fields == "warn" else None,
         )
         self._warned: set[str] = set()
         self._client = client
@@ -321,9 +322,7 @@ class Service:
             return limit.grammar(begin)
         functions = []
         for function in functions_of(use) if use.wanted else ():
-            checked = await self.preparation.check_grammar(
-                function.grammar, function.place, loose=not function.strict
-            )
+            checked = await self.preparation.check_grammar(function.grammar, function.place)
             functions.append(function.following(checked))
         made = chat_grammar(
             functions,

@@ -76,6 +76,17 @@ FORMATS: Final[dict[str, str]] = {
 }
 """By name, the expression for all of a string; "": it is accepted, and asks nothing of the text."""
 
+_MOST: Final = 2**53 - 1
+NUMBERS: Final[dict[str, tuple[int, int] | None]] = {
+    **{f"int{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32)},
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32)},
+    **dict.fromkeys(("int64", "int"), (-_MOST, _MOST)),
+    **dict.fromkeys(("uint64", "uint"), (0, _MOST)),
+    **dict.fromkeys(("float", "double"), None),
+}
+"""OpenAPI's and schemars's, of numbers: the least and the largest; None: all. What is beyond a double is not
+written."""
+
 BY_PATTERN: Final = (
     *("cidrv4", "cidrv6", "credit_card", "cuid", "cuid2", "e164", "emoji", "ends_with", "hex", "includes"),
     *("ksuid", "lowercase", "mac", "nanoid", "starts_with", "ulid", "uppercase", "xid"),

@@ -194,7 +194,7 @@ def _source(text: str) -> str:
     kind, value = GrammarKind(grammar["kind"]), grammar.get("value")
     make = llguidance.LLMatcher
     match kind:
-        case GrammarKind.JSON_SCHEMA:
+        case GrammarKind.JSON_SCHEMA | GrammarKind.LOOSE_SCHEMA:
             return make.grammar_from_json_schema(value, overrides=JSON_OPTIONS)
         case GrammarKind.JSON_OBJECT:
             return make.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS)

@@ -20,6 +20,7 @@ class GrammarKind(enum.StrEnum):
     """What a grammar is written in."""
 
     JSON_SCHEMA = "json_schema"  # value: the schema, an object
+    LOOSE_SCHEMA = "loose_schema"  # one of which its check leaves out what cannot be enforced
     JSON_OBJECT = "json_object"  # no value: any JSON object; or a schema, which its check makes JSON_SCHEMA
     REGEX = "regex"  # Rust's regular expressions, of the whole answer
     CHOICE = "choice"  # value: a list of texts

@@ -86,10 +86,7 @@ def tokenizer(demo_model: Path) -> Tokenizer:
 
 def checked(asked: ToolUse) -> list[CallableFunction]:
     """The functions, their schemas as the service has them checked."""
-    return [
-        one.following(compile_check(one.grammar, load(), one.place, not one.strict))
-        for one in functions_of(asked)
-    ]
+    return [one.following(compile_check(one.grammar, load(), one.place)) for one in functions_of(asked)]
 
 
 def forced(asked: ToolUse, chosen: ChatFormats, split: SplitControls, begin: Begin = Begin.ANYWHERE) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -61,6 +62,11 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
+def loose(grammar: str) -> str:
+    value = json.loads(grammar)["value"]
+    return grammar_text(GrammarKind.LOOSE_SCHEMA, {"type": "object", **value})
+
+
 def refusal(checker: GrammarChecker, grammar: str) -> APIError:
     with pytest.raises(APIError) as caught:
         checker.check(grammar, "f")
@@ -102,7 +108,7 @@ def test_a_schema_that_need_not_be_enforced_is_left_out(
 ) -> None:
     checker.check(RIGHT, "f")
     monkeypatch.setattr(grammar_checker, "CHECK_SECONDS", 0.01)
-    assert checker.check(SLOW, "f", loose=True) == grammar_text(GrammarKind.JSON_SCHEMA, {"type": "object"})
+    assert checker.check(loose(SLOW), "f") == grammar_text(GrammarKind.JSON_SCHEMA, {"type": "object"})
 
 
 def test_a_process_that_was_killed_is_replaced(checker: GrammarChecker, starts: list[int]) -> None:
@@ -110,6 +116,22 @@ def test_a_process_that_was_killed_is_replaced(checker: GrammarChecker, starts: 
         checker.check(grammar_text(GrammarKind.REGEX, pattern), "f")
         os.kill(starts[-1], signal.SIGKILL)
     assert len(starts) == 3
+
+
+def test_a_keyword_that_no_standard_has_is_told_where_it_is_passed_over(checker: GrammarChecker) -> None:
+    grammar = grammar_text(GrammarKind.JSON_SCHEMA, {"items": {"type": "array", "min_items": 1}, "not": {}})
+    right = grammar_text(GrammarKind.JSON_SCHEMA, {"items": {"type": "array", "min_items": 1}})
+    assert "min_items" in refusal(checker, right).message
+    told: list[str] = []
+    lenient = GrammarChecker(Bytes(), told.append)  # type: ignore[arg-type]
+    try:
+        assert lenient.check(right, "f") == grammar_text(
+            GrammarKind.JSON_SCHEMA, {"items": {"type": "array"}}
+        )
+        assert "'not'" in refusal(lenient, grammar).message
+    finally:
+        lenient.close()
+    assert told == ["f.items.min_items"]
 
 
 def test_what_is_remembered_is_bounded(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +144,7 @@ def test_what_is_remembered_is_bounded(checker: GrammarChecker, monkeypatch: pyt
 
 def test_one_process_for_all_threads(checker: GrammarChecker, starts: list[int]) -> None:
     made: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(checker.check(RIGHT, "f", False))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: made.append(checker.check(RIGHT, "f"))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -196,7 +196,7 @@ def test_an_enforced_keyword(keyword: str) -> None:
             validator.validate(json.loads(text))
 
 
-@pytest.mark.parametrize("keyword", [*REFUSED, "minLenght", "nullable", "x-guidance"])
+@pytest.mark.parametrize("keyword", [*REFUSED, "minLenght", "nullable"])
 def test_a_keyword_that_is_not_enforced_is_named_with_its_place(keyword: str) -> None:
     for schema, place in (
         ({keyword: True}, "f"),
@@ -373,6 +373,36 @@ def test_a_chain_does_not_end_the_process(grammar: str) -> None:
     pool = compile_thread("test")
     pool.submit(compile_check, grammar, load(), "f").result()
     pool.shutdown()
+
+
+def test_what_asks_nothing_is_left_out() -> None:
+    plain = {"type": "array", "items": INTEGER}
+    said = {
+        "uniqueItems": False,
+        "nullable": False,
+        "x-order": 1,
+        "x-guidance": {},
+        "example": [1],
+        "xml": {},
+    }
+    assert enforceable(plain | said, "f") == plain
+    for more in ({"uniqueItems": True}, {"nullable": True}):
+        assert next(iter(more)) in place_of(plain | more)
+
+
+@pytest.mark.parametrize(
+    ("schema", "bounds"),
+    [
+        ({"format": "int32"}, (-(2**31), 2**31 - 1)),
+        ({"format": "uint8", "minimum": 3, "maximum": 1000}, (3, 255)),
+        ({"format": "int64", "minimum": -5.0}, (-5.0, MAX_NUMBER)),
+    ],
+)
+def test_a_numbers_format_is_its_bounds(schema: dict[str, Any], bounds: tuple[float, float]) -> None:
+    made = enforceable({"type": "integer"} | schema, "f")
+    assert made == {"type": "integer", "minimum": bounds[0], "maximum": bounds[1]}
+    assert enforceable({"type": ["number", "null"], "format": "double"}, "f") == {"type": ["number", "null"]}
+    assert "numbers only" in place_of({"type": "string"} | schema)
 
 
 def test_depth_is_bounded_without_recursion() -> None:

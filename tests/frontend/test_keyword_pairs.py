@@ -156,5 +156,5 @@ def test_a_keyword_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     tuples = {"prefixItems": [INTEGER], "additionalItems": False}
     tried: list[tuple[dict[str, Any], str]] = [(tuples, "%s"), ({"minProperties": 2}, "%s")]
     assert breaches(tried) == ([], 0)
-    monkeypatch.setattr("servelite.frontend.grammar_check.enforceable", lambda schema, place, loose: schema)
+    monkeypatch.setattr("servelite.frontend.grammar_check.enforceable", lambda schema, place, **_: schema)
     assert len(breaches(tried)[0]) > 2
