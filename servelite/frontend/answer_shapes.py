@@ -157,7 +157,7 @@ _ANTHROPIC_USAGE: Final = {
     "inference_geo": None,
 }
 _BLOCK: Final = (
-    {"type": "text", "text": str},
+    {"type": "text", "text": str, "citations": [Any]},
     {"type": "thinking", "thinking": str, "signature": str},
     {"type": "tool_use", "id": str, "name": str, "input": dict, "caller": {"type": "direct"}},
 )

@@ -324,16 +324,18 @@ class Service:
         for function in functions_of(use) if use.wanted else ():
             checked = await self.preparation.check_grammar(function.grammar, function.place)
             functions.append(function.following(checked))
-        made = chat_grammar(
-            functions,
-            "" if use.forced else grammar,
-            self.formats,
-            self.tokenizer.split_controls,
-            parallel=use.parallel,
-            begin=begin,
-            limit=limit,
+        return await self.preparation.check_made(
+            lambda: chat_grammar(
+                functions,
+                "" if use.forced else grammar,
+                self.formats,
+                self.tokenizer.split_controls,
+                parallel=use.parallel,
+                begin=begin,
+                limit=limit,
+            ),
+            "tools" if functions else other,
         )
-        return await self.preparation.check_grammar(made, "tools" if functions else other)
 
     def _submit(
         self,

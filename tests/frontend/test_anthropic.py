@@ -23,7 +23,7 @@ from tests.frontend.translated_fields import DOCUMENT, RESULT, SCHEMA, TOOL, USE
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-TEXT = {"type": "text", "text": ""}
+TEXT = {"type": "text", "text": "", "citations": []}
 
 
 def used(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from servelite.frontend.protocol import ChatRequest
 
 _encode: Final = msgspec.json.encode
 _END: Final = ("stop_reason", "stop_sequence", "stop_details", "container")
-_TEXT: Final = {"type": "text", "text": ""}
+# A list, though Anthropic has null: that, and no key at all, some clients take for malformed.
+_TEXT: Final = {"type": "text", "text": "", "citations": []}
 _THINKING: Final = {"type": "thinking", "thinking": "", "signature": ""}
 _MORE: Final = {
     "text": ("text_delta", "text"),
