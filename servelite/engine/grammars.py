@@ -27,11 +27,12 @@ from servelite.ipc.masks import pack_masks
 from servelite.ipc.messages import Add, Plan, RequestError, unpack
 from servelite.ipc.states import State
 from servelite.tokenizer.compile_thread import compile_thread
-from servelite.tokenizer.grammar import GrammarError, Grammars, Matcher
+from servelite.tokenizer.grammar import GrammarError, GrammarLimitError, Grammars, Matcher
 
 log = logging.getLogger(__name__)
 
 REJECTED: Final = -1
+TOO_MUCH: Final = -2
 OVER: Final = 1
 
 DEAD_END: Final = RequestError(
@@ -40,6 +41,11 @@ DEAD_END: Final = RequestError(
 TOO_SLOW: Final = RequestError(
     400, "grammar_too_complex", "the grammar: finding what may come next takes too long, time after time"
 )
+ENDS: Final = {
+    REJECTED: DEAD_END,
+    TOO_MUCH: RequestError(400, "grammar_too_complex", "the grammar: following it takes too many states"),
+}
+"""By verdict, what becomes of a request whose token is not taken."""
 FAILED: Final = RequestError(500, "grammar_failed", "the engine could not compile the grammar")
 
 MASK_PER_TOKEN_S: Final = (
@@ -196,7 +202,7 @@ class RequestGrammars:
     def advance(
         table: RowTable, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int8]:
-        """The answers of `rows` go on with `tokens`: OVER, REJECTED or 0 for each.
+        """The answers of `rows` go on with `tokens`: OVER, one of `ENDS`, or 0 for each.
 
         A token is rejected where masks and other parameters left none, and the runner took one all the same.
         """
@@ -208,8 +214,8 @@ class RequestGrammars:
             assert matcher is not None
             try:
                 matcher.accept([int(tokens[at])])
-            except GrammarError:
-                verdicts[at] = REJECTED
+            except GrammarError as error:
+                verdicts[at] = TOO_MUCH if isinstance(error, GrammarLimitError) else REJECTED
             else:
                 verdicts[at] = OVER if matcher.over else 0
         return verdicts

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from servelite.engine.grammars import DEAD_END, OVER, REJECTED
+from servelite.engine.grammars import ENDS, OVER
 from servelite.engine.invariants import InvariantError
 from servelite.engine.kv_cache import KVCacheManager
 from servelite.engine.lifecycle import RequestLifecycle
@@ -331,10 +331,11 @@ class Scheduler:
             live[at] = request is not None and request.state is State.PREEMPTED and not request.distrusted
         rows, tokens = rows[live], tokens[live]
         verdicts = self.requests.grammars.advance(columns, rows, tokens)
-        for row in rows[verdicts == REJECTED].tolist():
-            self.requests.fail(self.requests.at(row), DEAD_END)
-        if (verdicts == REJECTED).any():
-            rows, tokens, verdicts = (column[verdicts != REJECTED] for column in (rows, tokens, verdicts))
+        taken = verdicts >= 0
+        for row, verdict in zip(rows[~taken].tolist(), verdicts[~taken].tolist(), strict=True):
+            self.requests.fail(self.requests.at(row), ENDS[verdict])
+        if not taken.all():
+            rows, tokens, verdicts = rows[taken], tokens[taken], verdicts[taken]
         known = columns.num_known[rows]
         columns.tokens[rows, known] = tokens
         columns.num_known[rows] = known + 1

@@ -28,6 +28,10 @@ class GrammarError(ValueError):
     """A grammar that cannot be used, or an answer that it does not allow; one line."""
 
 
+class GrammarLimitError(GrammarError):
+    """An answer that the grammar may allow; finding out takes more than is allowed."""
+
+
 class Matcher:
     """One answer's way through a grammar. Used by one thread at a time."""
 
@@ -63,9 +67,16 @@ class Matcher:
         self._check()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The answer goes on with `tokens`; raises `GrammarError` where the grammar does not allow them."""
+        """The answer goes on with `tokens`.
+
+        Raises:
+            GrammarError: the grammar does not allow them.
+            GrammarLimitError: whether it does is not found out.
+        """
         for token in tokens:
             if self._over or not self._matcher.consume_token(token):
+                if "lexer error" in (text := self._matcher.get_error()):
+                    raise GrammarLimitError(_one_line(text))
                 raise GrammarError(f"the grammar does not allow token {token} here")
             self._over = token in self._end_ids
 

@@ -280,6 +280,16 @@ def test_masks_that_take_long_end_their_request_alone(
     harness.assert_empty()
 
 
+def test_a_token_that_takes_too_many_states_to_follow_ends_its_request_alone(harness: Harness) -> None:
+    bad = harness.add(prompt(4), 40, grammar=regex("(a?){300}a{300}"), stop_token_ids=(END,))
+    good = harness.add(prompt(5, 1), 20, seed=1)
+    harness.drain()
+    error = harness.answers[bad].error
+    assert error is not None and (error.code, error.status) == ("grammar_too_complex", 400)
+    assert harness.answers[good].tokens == alone(prompt=prompt(5, 1), max_tokens=20, seed=1)
+    harness.assert_empty()
+
+
 def test_a_slow_compiler_stalls_nobody_and_waits_for_nobody() -> None:
     """While it works, others run; what waits for it can be aborted, can expire, and ends with the engine."""
     gate = threading.Event()
