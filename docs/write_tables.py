@@ -99,7 +99,7 @@ is accepted), `function_call`, `custom_tool_call`, their outputs and `reasoning`
 text and calls up to their outputs are one message of the chat. What OpenAI's SDK adds to an answer's items
 (`parsed`, `parsed_arguments`) may stay in them. A client that sends earlier items by their IDs unless told
 otherwise has to be told, some for a call of one tool already: Vercel's AI SDK by
-`providerOptions: { openai: { store: false } }`, semantic-kernel's `OpenAIResponsesAgent` by
+`providerOptions: { openai: { store: false } }`, semantic-kernel's OpenAIResponsesAgent by
 `store_enabled=False`.
 
 Tools are functions, custom tools, and namespaces of both. The model sees a custom tool as a function whose
