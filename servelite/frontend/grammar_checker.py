@@ -1,25 +1,30 @@
-"""Grammars are checked in a process of their own.
+"""Grammars are checked in processes of their own.
 
 How long the compiler takes over a grammar, and how much memory, only compiling it tells, and nothing stops
-it in the midst of that. So a check has limits of time, memory and stack. What exceeds them ends the process
-and is a 400; the next check starts another process, as the first one did.
+it in the midst of that. So a check has limits of CPU time, memory and stack. What exceeds them ends its
+process and is a 400. A process is started when a check finds none free.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, PriorityQueue
 from typing import Final
 
 import msgspec
 
-from servelite.frontend.errors import APIError, bad_request
+from servelite.frontend.errors import QUEUE_FULL, APIError, bad_request
 from servelite.frontend.grammars import place_of
 from servelite.ipc.process import child_environment
 from servelite.tokenizer.byte_vocabulary import ByteVocabulary
@@ -28,10 +33,12 @@ from servelite.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS: Final = 10.0
-CHECK_BYTES: Final = 256 << 20  # of memory, for one check
-_START_SECONDS: Final = 60.0
+MAX_PROCESSES: Final = 3
+CHECK_SECONDS: Final = 5.0  # of CPU time, for one check
+CHECK_BYTES: Final = 256 << 20  # of memory, likewise
 REMEMBERED_CHARS: Final = 16 << 20  # of grammars whose check is remembered
+_SILENT_SECONDS: Final = 20.0  # until a process that says nothing is given up
+_TRIES: Final = 3  # of one check, where processes die that may not have died of it
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -40,6 +47,7 @@ class Check(msgspec.Struct, frozen=True):
     grammar: str
     field: str
     takes_unknown: bool
+    seconds: float
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -50,48 +58,85 @@ class Checked(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...] = ()  # keywords that were passed over, by their place
 
 
+@dataclass(order=True)
+class _Job:
+    """A check that waits. Short grammars go first: hardly any of them takes long."""
+
+    size: int
+    number: int
+    asked: Check | None = field(compare=False)  # None: the thread that takes it ends
+    future: Future[str] = field(compare=False, default_factory=Future)
+
+
 class GrammarChecker:
-    """Checks against one vocabulary, one grammar after the other; the last are remembered, right or wrong."""
+    """Checks against one vocabulary; the last are remembered, right or wrong."""
 
     def __init__(self, tokenizer: Tokenizer, unknown: Callable[[str], None] | None = None) -> None:
         """`unknown`: called with the place of each keyword of a schema that no standard has; None: it is an
         error."""
         self._tokenizer = tokenizer
         self._unknown = unknown
-        self._process: _Process | None = None
+        self._jobs: PriorityQueue[_Job] = PriorityQueue()  # bounded by admission
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []  # one for each process that there may be
+        self._processes: list[_Process] = []  # those that live
+        self._free: list[_Process] = []  # of them; the one that was used last goes first
         self._closed = False
-        self._turn = threading.Lock()  # who speaks with the process
         self._remembered: OrderedDict[Check, Checked] = OrderedDict()
         self._chars = 0  # of it
-        self._lock = threading.Lock()  # of these two
+        self._lock = threading.Lock()  # of all but the jobs
 
-    def check(self, grammar: str, field: str) -> str:
-        """A grammar as the engine can follow it. Any thread; waits for the process.
+    def check(self, grammar: str, field: str) -> Future[str]:
+        """A grammar as the engine can follow it. Any thread. A check that is cancelled before it begins does
+        not begin.
 
         Args:
             field: to name where it is wrong.
 
         Raises:
-            APIError: 400; it cannot be followed, or its check exceeds the limits.
-            OSError, RuntimeError: the process does not start.
+            APIError: by the future. 400; it cannot be followed, or its check exceeds the limits. 503; the
+                processes that should have checked it have died.
         """
-        if not any(token < self._tokenizer.vocab_size for token in self._tokenizer.eos_token_ids):
-            raise bad_request(f"{field} is not supported: this model's tokenizer has no end token", field)
-        asked = Check(grammar, field, self._unknown is not None)
-        checked = self._recall(asked)
-        if checked is None:
-            with self._turn:
-                checked = self._recall(asked)
+        asked = Check(grammar, field, self._unknown is not None, CHECK_SECONDS)
+        job = _Job(len(grammar), next(self._numbers), asked)
+        known = self._recall(asked)
+        if known is not None:
+            self._tell(job.future, known)
+        elif not any(token < self._tokenizer.vocab_size for token in self._tokenizer.eos_token_ids):
+            text = f"{field} is not supported: this model's tokenizer has no end token"
+            job.future.set_exception(bad_request(text, field))
+        else:
+            self._jobs.put(job)
+            with self._lock:
+                if not self._threads and not self._closed:
+                    for i in range(MAX_PROCESSES):
+                        name = f"check-grammar-{i}"
+                        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                        self._threads[-1].start()
+        return job.future
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()).asked is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            try:
+                checked = self._recall(job.asked)  # another may have asked the same meanwhile
                 if checked is None:
-                    checked = self._ask(asked)
-                    self._remember(asked, checked)
+                    checked = self._ask(job.asked)
+                    self._remember(job.asked, checked)
+                self._tell(job.future, checked)
+            except Exception as error:
+                job.future.set_exception(error)
+
+    def _tell(self, future: Future[str], checked: Checked) -> None:
         if self._unknown is not None:
             for place in checked.unknown:
                 self._unknown(place)
-        if checked.error is not None:
+        if checked.error is None:
+            future.set_result(checked.grammar)
+        else:
             status, message, param, code = checked.error
-            raise APIError(status, message, param=param, code=code)
-        return checked.grammar
+            future.set_exception(APIError(status, message, param=param, code=code))
 
     def _recall(self, asked: Check) -> Checked | None:
         with self._lock:
@@ -101,45 +146,73 @@ class GrammarChecker:
 
     def _remember(self, asked: Check, checked: Checked) -> None:
         with self._lock:
+            if asked not in self._remembered:
+                self._chars += len(asked.grammar) + len(checked.grammar)
             self._remembered[asked] = checked
-            self._chars += len(asked.grammar) + len(checked.grammar)
             while self._chars > REMEMBERED_CHARS:
                 old, made = self._remembered.popitem(last=False)
                 self._chars -= len(old.grammar) + len(made.grammar)
 
     def _ask(self, asked: Check) -> Checked:
-        used = self._process is not None
-        try:
-            return self._started().ask(asked)
-        except (EOFError, OSError) as error:  # TimeoutError is an OSError
-            if self._closed:
-                raise RuntimeError("the server ends") from None
-            assert self._process is not None
-            log.warning("the check of a grammar (%s) was ended: %s", asked.field, self._process.end(error))
-            self._process = None
-            # What earlier grammars have left in its memory is not this one's fault.
-            if used and not isinstance(error, TimeoutError):
-                return self._ask(asked)
-        read = json.loads(asked.grammar)
-        if read["kind"] == GrammarKind.LOOSE_SCHEMA:
-            kept = {"type": "object"} if read["value"].get("type") == "object" else {}
-            return Checked(grammar_text(GrammarKind.JSON_SCHEMA, kept))
-        place = place_of(asked.field, read["kind"])
-        text = f"{place} takes more than {CHECK_SECONDS:g} s or {CHECK_BYTES >> 20} MiB to compile"
-        return Checked(error=(400, f"{text}; give a smaller one", place, "invalid_grammar"))
+        for _ in range(_TRIES):
+            process, used = self._take()
+            try:
+                checked = process.ask(asked)
+            except (EOFError, OSError):
+                code = process.end()
+                with self._lock:
+                    self._processes.remove(process)
+                    if self._closed:
+                        raise RuntimeError("no grammar is checked any more") from None
+                log.warning("a process that checked a grammar (%s) ended with code %d", asked.field, code)
+                # One killed from outside, or by what earlier grammars have left in its memory, tells nothing.
+                if code == -signal.SIGPROF or not (used or code == -signal.SIGKILL):
+                    return _refused(asked)
+            else:
+                with self._lock:
+                    self._free.append(process)
+                return checked
+        raise APIError(
+            503,
+            f"{asked.field} could not be checked: the processes for that have died; try again later",
+            param=asked.field,
+            code=QUEUE_FULL,
+            headers=(("retry-after", "1"),),
+        )
 
-    def _started(self) -> _Process:
-        if self._closed:
-            raise RuntimeError("no grammar is checked any more")
-        if self._process is None:
-            self._process = _Process(ByteVocabulary.of(self._tokenizer))
-        return self._process
+    def _take(self) -> tuple[_Process, bool]:
+        """A process, and whether it has been used before."""
+        with self._lock:
+            if self._free:
+                return self._free.pop(), True
+            if self._closed:
+                raise RuntimeError("no grammar is checked any more")
+            self._processes.append(process := _Process(ByteVocabulary.of(self._tokenizer)))
+        return process, False
 
     def close(self) -> None:
-        """End the process; a check under way ends with an error."""
-        self._closed = True
-        if self._process is not None:
-            self._process.end()
+        """End the processes; checks under way end with an error, and those that wait are cancelled."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.end()
+        try:
+            while True:
+                self._jobs.get_nowait().future.cancel()
+        except Empty:
+            for _ in self._threads:
+                self._jobs.put(_Job(-1, next(self._numbers), None))
+
+
+def _refused(asked: Check) -> Checked:
+    """The answer to a grammar that exceeds the limits."""
+    read = json.loads(asked.grammar)
+    if read["kind"] == GrammarKind.LOOSE_SCHEMA:
+        kept = {"type": "object"} if read["value"].get("type") == "object" else {}
+        return Checked(grammar_text(GrammarKind.JSON_SCHEMA, kept))
+    place = place_of(asked.field, read["kind"])
+    text = f"{place} takes more than {asked.seconds:g} s or {CHECK_BYTES >> 20} MiB to compile"
+    return Checked(error=(400, f"{text}; give a smaller one", place, "invalid_grammar"))
 
 
 class _Process:
@@ -158,27 +231,21 @@ class _Process:
                 process_group=0,
             )
         self._line = Connection(ours.detach())
+        self._vocabulary: ByteVocabulary | None = vocabulary
         self._decoder = msgspec.msgpack.Decoder(Checked)
-        try:
-            self._line.send_bytes(msgspec.msgpack.encode(vocabulary))
-            self._receive(_START_SECONDS)
-        except (EOFError, OSError) as error:
-            raise RuntimeError(f"the process that checks grammars did not start: {self.end(error)}") from None
 
     def ask(self, check: Check) -> Checked:
-        """Raises `TimeoutError`; `EOFError` or another `OSError`: it has died."""
+        """Raises `EOFError` or `OSError`: it has died, or says nothing."""
+        if self._vocabulary is not None:
+            self._line.send_bytes(msgspec.msgpack.encode(self._vocabulary))
+            self._vocabulary = None
         self._line.send_bytes(msgspec.msgpack.encode(check))
-        return self._decoder.decode(self._receive(CHECK_SECONDS))
+        if not self._line.poll(_SILENT_SECONDS):
+            raise TimeoutError
+        return self._decoder.decode(self._line.recv_bytes())
 
-    def _receive(self, seconds: float) -> bytes:
-        if not self._line.poll(seconds):
-            raise TimeoutError(f"it took {seconds:g} s")
-        return self._line.recv_bytes()
-
-    def end(self, error: Exception | None = None) -> str:
-        """Kill it; says how it ended."""
-        time_is_up = isinstance(error, TimeoutError)
-        if time_is_up or error is None:
+    def end(self) -> int:
+        """Kill it, if it has not ended; its exit code."""
+        if self._process.poll() is None:
             self._process.kill()
-        code = self._process.wait()
-        return str(error) if time_is_up else f"exit code {code}"
+        return self._process.wait()

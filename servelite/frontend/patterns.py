@@ -26,6 +26,7 @@ _CODE: Final = re.compile(
 )
 _DOT_IS_ALL: Final = re.compile(r"\(\?[a-zA-Z]*s")
 _LOOKS_AROUND: Final = re.compile(r"\(\?<?[=!]|\\")
+_POSIX: Final = re.compile(r".\[:\^?\w+:\]")
 _BACK: Final = frozenset("123456789bB")  # after a backslash, not in a list
 
 # As pydantic writes a Decimal in a string: by look-ahead it has a digit, and not more of them than it may.
@@ -57,6 +58,8 @@ def narrowed(pattern: str) -> str:
     if _LOOKS_AROUND.search("".join(part for part in parts if part[0] not in "[\\" or part[1:] in _BACK)):
         raise ValueError("look-around (\\b too) and back-references are not enforced")
     for part in parts:
+        if _POSIX.search(part):
+            raise ValueError("a POSIX class is one to some readers only; write the characters")
         if part.startswith(("[", r"\p", r"\P")):
             part = _in_list(part, _AS_WRITTEN)
             members = _members(part)

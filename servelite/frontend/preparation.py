@@ -111,9 +111,7 @@ class Preparation:
             1, "prepare-large", initializer=self._enter_thread, initargs=(True,)
         )
         self._large_texts = 0
-        # A thread of their own: a grammar that takes long to compile holds no prompt up.
         self._grammars = GrammarChecker(tokenizer, unknown)
-        self._grammar_pool = ThreadPoolExecutor(1, "check-grammar")
 
     def _enter_thread(self, large: bool) -> None:
         self._local.tokenizer = self._tokenizer.clone()
@@ -221,13 +219,12 @@ class Preparation:
         return await self._run(work, sum(len(prompt) for prompt in inputs))
 
     async def check_grammar(self, grammar: str, field: str) -> str:
-        """As `GrammarChecker.check`, in its thread."""
-        return await self.check_made(lambda: grammar, field)
+        """See `GrammarChecker.check`."""
+        return await asyncio.wrap_future(self._grammars.check(grammar, field))
 
     async def check_made(self, make: Callable[[], str], field: str) -> str:
-        """The same for a grammar that is made there: a long list of texts takes 0.2 s."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._grammar_pool, lambda: self._grammars.check(make(), field))
+        """The same for a grammar that is made in a thread: a long list of texts takes 0.2 s."""
+        return await self.check_grammar(await self._run(make, 0), field)
 
     async def parse(self, work: Callable[[], _T], size: int) -> _T:
         """Reads a body of `size` bytes: here, or where that takes long in the thread for large texts."""
@@ -270,7 +267,7 @@ class Preparation:
     def close(self) -> None:
         """End the threads; what waits is dropped."""
         self._grammars.close()
-        for pool in (self._pool, self._large_pool, self._grammar_pool):
+        for pool in (self._pool, self._large_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], _T], size: int) -> _T:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 from servelite.frontend.string_formats import FORMATS, MAX_LENGTHS, NUMBERS
+
+_NEAR: Final = 1e-9
 
 
 def follow_format(kept: dict[str, Any]) -> None:
@@ -18,6 +21,19 @@ def follow_format(kept: dict[str, Any]) -> None:
     if FORMATS.get(name):
         expression = {"pattern": f"^(?:{FORMATS[name]})$"}
         kept |= {"allOf": [*kept.get("allOf", []), expression]} if "pattern" in kept else expression
+
+
+def within_one(kept: dict[str, Any]) -> None:
+    """Bounds of fractions less than 1 apart that are excluded, as others a little nearer: the compiler allows
+    an excluded whole number there."""
+    low = max(kept.get("minimum", -math.inf), kept.get("exclusiveMinimum", -math.inf))
+    high = min(kept.get("maximum", math.inf), kept.get("exclusiveMaximum", math.inf))
+    if kept.get("type") == "integer" or high - low >= 1:
+        return
+    if "exclusiveMinimum" in kept:
+        kept["minimum"] = max(kept.pop("exclusiveMinimum") + _NEAR, kept.get("minimum", -math.inf))
+    if "exclusiveMaximum" in kept:
+        kept["maximum"] = min(kept.pop("exclusiveMaximum") - _NEAR, kept.get("maximum", math.inf))
 
 
 def as_properties(kept: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from servelite.frontend.errors import APIError, bad_request
 from servelite.frontend.fields import JSONObject, shown
 from servelite.frontend.patterns import CONTROLS, UNWRITTEN, narrowed
 from servelite.frontend.repetitions import MAX_RUN, run_of_expression
-from servelite.frontend.schema_forms import as_properties, follow_format, newest_tuple
+from servelite.frontend.schema_forms import as_properties, follow_format, newest_tuple, within_one
 from servelite.frontend.string_formats import BY_PATTERN, FORMATS, MAX_LENGTHS, NUMBERS
 from servelite.frontend.unions import Unions, as_uri, require, resolve, same
 
@@ -207,6 +207,7 @@ class _Walk:
             kept.pop("$id", None)
         if "format" in kept:
             follow_format(kept)
+        within_one(kept)
         if "propertyNames" in kept:
             as_properties(kept)
         newest_tuple(kept)
@@ -488,7 +489,8 @@ def _holds(holds: Holds, value: Any) -> bool:
 
 def _asks_nothing(keyword: str, value: Any) -> bool:
     return (
-        keyword in ANNOTATIONS
+        (value is None and keyword != "const")
+        or keyword in ANNOTATIONS
         or keyword in _OF_OPENAPI
         or keyword.startswith("x-")
         or (keyword, value) in _AS_WITHOUT

@@ -23,7 +23,8 @@ _LABEL: Final = (
     "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
 )
 _HOST: Final = rf"{_LABEL}(?:\.{_LABEL})*"
-_ATOM: Final = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_ATOM: Final = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
+_LOCAL: Final = rf"{_ATOM}{{1,64}}|{_ATOM}{{1,15}}(?:\.{_ATOM}{{1,15}}){{1,3}}"  # 64 characters at the most
 _BYTE: Final = "(?:25[0-5]|(?:2[0-4]|1[0-9]|[1-9])?[0-9])"
 _IPV4: Final = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
 _HEX: Final = "[0-9a-fA-F]"
@@ -58,7 +59,7 @@ FORMATS: Final[dict[str, str]] = {
     "time": _TIME,
     "date": _DATE,
     "duration": f"P(?:(?:{_DAYS})(?:{_HOURS})?|{_HOURS}|[0-9]+W)",
-    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_HOST}",
+    "email": rf"(?:{_LOCAL})@{_LABEL}(?:\.{_LABEL}){{0,4}}",
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv4interface": _IPV4_OF,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
 
 from servelite.frontend import grammar_checker
 from servelite.frontend.errors import APIError
-from servelite.frontend.grammar_checker import GrammarChecker
+from servelite.frontend.grammar_checker import MAX_PROCESSES, GrammarChecker
 from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from tests.engine.test_grammars import Bytes
 
@@ -28,16 +29,21 @@ OTHERS = [
         GrammarKind.GRAMMAR, "start: T\nT: " + " & ".join(f"/(?s:.*){one['pattern']}/" for one in PATTERNS)
     ),
 ]
-SLOW = grammar_text(  # half a second
-    GrammarKind.JSON_SCHEMA,
-    {
-        "$ref": "#/$defs/0",
-        "$defs": {
-            **{str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(4000)},
-            "4000": {"type": "integer"},
+
+
+def slow(i: int = 0) -> str:
+    """Half a second."""
+    return grammar_text(
+        GrammarKind.JSON_SCHEMA,
+        {
+            "type": "object",
+            "$ref": "#/$defs/0",
+            "$defs": {
+                **{str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(4000)},
+                "4000": {"const": i},
+            },
         },
-    },
-)
+    )
 
 
 @pytest.fixture
@@ -62,14 +68,13 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
-def loose(grammar: str) -> str:
-    value = json.loads(grammar)["value"]
-    return grammar_text(GrammarKind.LOOSE_SCHEMA, {"type": "object", **value})
+def checked(checker: GrammarChecker, grammar: str, field: str = "f") -> str:
+    return checker.check(grammar, field).result(60)
 
 
-def refusal(checker: GrammarChecker, grammar: str) -> APIError:
+def refusal(checker: GrammarChecker, grammar: str, field: str = "f") -> APIError:
     with pytest.raises(APIError) as caught:
-        checker.check(grammar, "f")
+        checked(checker, grammar, field)
     return caught.value
 
 
@@ -85,50 +90,70 @@ def test_what_takes_too_much_memory_is_refused(
     assert (error.status, error.param, error.code) == (400, "f", "invalid_grammar")
     assert "256 MiB" in error.message
     assert refusal(checker, grammar).message == error.message and len(starts) == 1  # remembered
-    assert checker.check(RIGHT, "f") == RIGHT and len(starts) == 2
+    assert checked(checker, RIGHT) == RIGHT and len(starts) == 2
     assert gone(starts[0])
 
 
 def test_what_takes_too_long_is_refused(
     checker: GrammarChecker, starts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checker.check(RIGHT, "f")
-    monkeypatch.setattr(grammar_checker, "CHECK_SECONDS", 0.01)
-    assert "more than 0.01 s" in refusal(checker, SLOW).message and gone(starts[0])
-    with pytest.raises(APIError) as caught:
-        checker.check(SLOW, "structured_outputs")
-    error = caught.value
-    assert error.param == "structured_outputs.json" and error.message.startswith(f"{error.param} takes")
+    monkeypatch.setattr(grammar_checker, "CHECK_SECONDS", 0.05)
+    error = refusal(checker, slow(), "structured_outputs")
+    assert (error.status, error.param) == (400, "structured_outputs.json") and gone(starts[0])
+    assert error.message.startswith("structured_outputs.json takes more than 0.05 s")
+    loose = grammar_text(GrammarKind.LOOSE_SCHEMA, json.loads(slow())["value"])  # it need not be enforced
+    assert checked(checker, loose) == grammar_text(GrammarKind.JSON_SCHEMA, {"type": "object"})
     monkeypatch.undo()
-    assert checker.check(SLOW, "g")
-
-
-def test_a_schema_that_need_not_be_enforced_is_left_out(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checker.check(RIGHT, "f")
-    monkeypatch.setattr(grammar_checker, "CHECK_SECONDS", 0.01)
-    assert checker.check(loose(SLOW), "f") == grammar_text(GrammarKind.JSON_SCHEMA, {"type": "object"})
+    assert checked(checker, slow(), "g")
 
 
 def test_a_process_that_was_killed_is_replaced(checker: GrammarChecker, starts: list[int]) -> None:
     for pattern in "abc":
-        checker.check(grammar_text(GrammarKind.REGEX, pattern), "f")
+        checked(checker, grammar_text(GrammarKind.REGEX, pattern))
         os.kill(starts[-1], signal.SIGKILL)
     assert len(starts) == 3
 
 
+def test_one_that_says_nothing_is_replaced(
+    checker: GrammarChecker, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked(checker, RIGHT)
+    monkeypatch.setattr(grammar_checker, "_SILENT_SECONDS", 5)
+    os.kill(starts[0], signal.SIGSTOP)
+    assert checked(checker, grammar_text(GrammarKind.REGEX, "b")) and gone(starts[0])
+
+
+def test_short_grammars_wait_for_no_long_ones(checker: GrammarChecker, starts: list[int]) -> None:
+    over: list[str] = []
+
+    def check(name: str, grammar: str) -> Future[str]:
+        future = checker.check(grammar, "f")
+        future.add_done_callback(lambda _: over.append(name))
+        return future
+
+    waiting = [check(f"slow {i}", slow(i)) for i in range(MAX_PROCESSES + 3)]
+    while not any(future.running() for future in waiting):
+        time.sleep(0.001)
+    check("short", RIGHT).result(60)
+    assert not all(future.done() for future in waiting)
+    assert waiting[-1].cancel()  # its client has left
+    for future in waiting[:-1]:
+        future.result(60)
+    assert over.index("short") < MAX_PROCESSES + 3 and len(starts) <= MAX_PROCESSES
+    check("known", RIGHT).result(0)
+
+
 def test_a_keyword_that_no_standard_has_is_told_where_it_is_passed_over(checker: GrammarChecker) -> None:
-    grammar = grammar_text(GrammarKind.JSON_SCHEMA, {"items": {"type": "array", "min_items": 1}, "not": {}})
-    right = grammar_text(GrammarKind.JSON_SCHEMA, {"items": {"type": "array", "min_items": 1}})
-    assert "min_items" in refusal(checker, right).message
+    items = {"type": "array", "min_items": 1}
+    grammar = grammar_text(GrammarKind.JSON_SCHEMA, {"items": items})
+    assert "min_items" in refusal(checker, grammar).message
     told: list[str] = []
     lenient = GrammarChecker(Bytes(), told.append)  # type: ignore[arg-type]
     try:
-        assert lenient.check(right, "f") == grammar_text(
-            GrammarKind.JSON_SCHEMA, {"items": {"type": "array"}}
-        )
-        assert "'not'" in refusal(lenient, grammar).message
+        plain = grammar_text(GrammarKind.JSON_SCHEMA, {"items": {"type": "array"}})
+        assert checked(lenient, grammar) == plain
+        wrong = grammar_text(GrammarKind.JSON_SCHEMA, {"items": items, "not": {}})
+        assert "'not'" in refusal(lenient, wrong).message
     finally:
         lenient.close()
     assert told == ["f.items.min_items"]
@@ -137,47 +162,43 @@ def test_a_keyword_that_no_standard_has_is_told_where_it_is_passed_over(checker:
 def test_what_is_remembered_is_bounded(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checker, "REMEMBERED_CHARS", 8 * len(RIGHT))
     for pattern in "abcdefga":  # each twice: as it was asked for, and as it is followed
-        checker.check(grammar_text(GrammarKind.REGEX, pattern), "f")
+        checked(checker, grammar_text(GrammarKind.REGEX, pattern))
     assert [check.grammar[-3] for check in checker._remembered] == ["e", "f", "g", "a"]
     assert checker._chars == 8 * len(RIGHT)
 
 
-def test_one_process_for_all_threads(checker: GrammarChecker, starts: list[int]) -> None:
-    made: list[str] = []
-    threads = [threading.Thread(target=lambda: made.append(checker.check(RIGHT, "f"))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [RIGHT] * 4 and len(starts) == 1
-
-
 def test_the_end(checker: GrammarChecker, starts: list[int]) -> None:
-    """A check under way ends with an error, and none begins."""
-    checker.check(RIGHT, "f")
-    failed: list[BaseException] = []
-
-    def check() -> None:
-        try:
-            checker.check(SLOW, "f")
-        except RuntimeError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=check)
-    thread.start()
+    """Checks under way end with an error, what waits is cancelled, and none begins."""
+    under_way = [checker.check(slow(i), "f") for i in range(MAX_PROCESSES)]
+    while not all(future.running() for future in under_way):
+        time.sleep(0.001)
+    waits = checker.check(slow(MAX_PROCESSES), "f")
+    threads = set(checker._threads)
     checker.close()
-    thread.join()
-    assert len(failed) == 1 and len(starts) == 1 and gone(starts[0])
+    for future in under_way:
+        with pytest.raises(RuntimeError):
+            future.result(60)
+    with pytest.raises(CancelledError):
+        waits.result(60)
+    for thread in threads:
+        thread.join(60)
+    assert all(map(gone, starts)) and threads.isdisjoint(threading.enumerate())
 
 
-def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(
+def test_a_process_that_does_not_live_is_no_fault_of_the_grammar(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As where the kernel is out of memory."""
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(RuntimeError, match="did not start"):
-            checker.check(RIGHT, "f")
-    assert checker.check(RIGHT, "f") == RIGHT
+        true_popen = grammar_checker.subprocess.Popen
+        patch.setattr(
+            grammar_checker.subprocess,
+            "Popen",
+            lambda command, **more: true_popen(["/bin/sh", "-c", "kill -9 $$"], **more),
+        )
+        error = refusal(checker, RIGHT)
+        assert (error.status, error.param) == (503, "f")
+    assert checked(checker, RIGHT) == RIGHT
 
 
 def test_a_tokenizer_without_an_end_token_follows_no_grammar(checker: GrammarChecker) -> None:

@@ -386,6 +386,8 @@ def test_what_asks_nothing_is_left_out() -> None:
         "xml": {},
     }
     assert enforceable(plain | said, "f") == plain
+    assert enforceable(plain | {"$defs": None, "minItems": None}, "f") == plain
+    assert enforceable({"const": None}, "f") == {"const": None}
     for more in ({"uniqueItems": True}, {"nullable": True}):
         assert next(iter(more)) in place_of(plain | more)
 
@@ -403,6 +405,29 @@ def test_a_numbers_format_is_its_bounds(schema: dict[str, Any], bounds: tuple[fl
     assert made == {"type": "integer", "minimum": bounds[0], "maximum": bounds[1]}
     assert enforceable({"type": ["number", "null"], "format": "double"}, "f") == {"type": ["number", "null"]}
     assert "numbers only" in place_of({"type": "string"} | schema)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "excluded", "right"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ("0", "0.0", "-0"), ("0.5", "0.001")),
+        ({"exclusiveMinimum": 3, "maximum": 3.9}, ("3", "3.0"), ("3.1", "3.9")),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, ("1", "1.5"), ("1.2",)),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ("0", "-0", "-0.0"), ("-0.5", "-0.1")),
+        ({"exclusiveMinimum": 0, "maximum": 1}, ("0", "0.0"), ("1", "0.5")),
+    ],
+)
+def test_excluded_bounds_are_excluded(bounds: Any, excluded: tuple[str, ...], right: tuple[str, ...]) -> None:
+    """Within one unit the compiler allows a whole number that is excluded."""
+    for schema in ({"type": "number"} | bounds, bounds):
+        made = compile_check(grammar_text(GrammarKind.JSON_SCHEMA, schema), load(), "f")
+        for text in right:
+            load().compile(made).accept([*text.encode(), END])
+        for text in excluded:
+            with pytest.raises(GrammarError):
+                load().compile(made).accept([*text.encode(), END])
+    whole = {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5}
+    assert enforceable(whole, "f") == whole
 
 
 def test_depth_is_bounded_without_recursion() -> None:

@@ -22,7 +22,6 @@ from tests.engine.test_grammars import END, load
         (r"^[\x00-\x1fa]$", "a", '"\\'),
         (r'^[^"\n]$', "a\b", '"\n'),
         (r'^([^"\s]|\s)+$', "a\b\n", '"'),
-        (r"^[[:cntrl:]]$", "\t", '"\\a'),
         (r"^[\x00-\x22]$", '"!', "\\"),
         ('^[^"]$', "a\\\n", '"'),
         (r'^[^"\\\]]$', "a\n", '"\\]'),
@@ -62,4 +61,12 @@ def test_keys_may_have_control_characters_and_endless_lists_are_read_in_time() -
     began = time.thread_time()
     for text in ("[" * 250_000, "[[a" * 80_000, "." * 250_000, "[[:" + "a" * 250_000):
         narrowed(text)
-    assert time.thread_time() - began < 5
+    assert time.thread_time() - began < 10  # 2 where nothing else runs
+
+
+@pytest.mark.parametrize("pattern", ["^[[:alpha:]]+$", "[^a[:^digit:]]"])
+def test_a_posix_class_is_refused(pattern: str) -> None:
+    """ECMA-262 and `re` read a list of characters and a bracket."""
+    with pytest.raises(ValueError, match="POSIX"):
+        narrowed(pattern)
+    assert narrowed("[:a]:") and narrowed("[a:]:]")
