@@ -65,23 +65,9 @@ class Generation:
         """
         service = self._service
         service.check_model(request.model)
-        if isinstance(request, ChatRequest):
-            answers = await service.chat(
-                request.messages,
-                request.sampling,
-                request.options,
-                request.template,
-                Reading(request.tools, request.include_reasoning, request.thinking_token_budget),
-            )
-        else:
-            answers = await service.complete(
-                request.prompts,
-                request.sampling,
-                request.options,
-                echo=request.form.echo,
-                add_special_tokens=request.add_special_tokens,
-            )
-        watching = asyncio.create_task(watch(receive, [answer.record for answer in answers]))
+        answers, records = list[Answer](), list[RequestRecord]()
+        starting = asyncio.create_task(self._start(request))
+        watching = asyncio.create_task(watch(receive, records, starting))
         head = AnswerHead(
             self._chat,
             ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex,
@@ -90,6 +76,10 @@ class Generation:
             isinstance(request, ChatRequest) and request.tools.wanted,
         )
         try:
+            answers = await _unless_gone(starting)
+            records += [answer.record for answer in answers]
+            if watching.done():
+                raise ClientGone
             if request.form.stream or translation is not None:
                 chunks: list[Chunks] = [StreamTemplate(head, request.form, i) for i in range(len(answers))]
                 sending = send if request.form.stream else _keep_back
@@ -109,6 +99,23 @@ class Generation:
             watching.cancel()
             for answer in answers:
                 answer.close()
+
+    async def _start(self, request: ChatRequest | CompletionRequest) -> list[Answer]:
+        if isinstance(request, ChatRequest):
+            return await self._service.chat(
+                request.messages,
+                request.sampling,
+                request.options,
+                request.template,
+                Reading(request.tools, request.include_reasoning, request.thinking_token_budget),
+            )
+        return await self._service.complete(
+            request.prompts,
+            request.sampling,
+            request.options,
+            echo=request.form.echo,
+            add_special_tokens=request.add_special_tokens,
+        )
 
     def _read(self, body: Any) -> ChatRequest | CompletionRequest:
         rules = self._service.rules
@@ -184,9 +191,25 @@ async def _read(answer: Answer) -> Assembled:
     return Assembled("".join(texts))
 
 
-async def watch(receive: Receive, records: Iterable[RequestRecord]) -> None:
-    """Tell the records when the client is gone. The body has been read: nothing else can come."""
+async def _unless_gone(starting: asyncio.Task[list[Answer]]) -> list[Answer]:
+    """What `starting` gives; raises `ClientGone` where `watch` has ended it."""
+    try:
+        return await starting
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ClientGone from None
+
+
+async def watch(
+    receive: Receive, records: Iterable[RequestRecord], starting: asyncio.Task[Any] | None = None
+) -> None:
+    """Tell the records when the client is gone, and end what is `starting`. The body has been read: nothing
+    else can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    if starting is not None:
+        starting.cancel()
     for record in records:
         record.client_gone()

@@ -88,3 +88,29 @@ async def test_a_request_in_preparation_is_no_work_of_the_engine(
         checked.set()
         await call.done()
         assert (accepted[0], preparing[0]) == (0, 0)
+
+
+async def test_a_request_whose_client_leaves_while_it_is_prepared_is_prepared_no_further(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[BaseException] = []
+
+    async def check(grammar: str, field: str) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            ended.append(error)
+            raise
+        return grammar
+
+    facts = {"features": ("grammar",)}
+    async with service_and_engine(demo_model, tmp_path, facts=facts) as (service, _):
+        monkeypatch.setattr(service.preparation, "check_grammar", check)
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        call = Call(make_app(service), "/v1/chat/completions", body | {"structured_outputs": {"regex": "a"}})
+        async with asyncio.timeout(30):
+            while not service._admission.accepted:
+                await asyncio.sleep(0.01)
+            call.vanish()
+            await call.task
+        assert len(ended) == 1 and service._admission.accepted == 0 and call.status == 0

@@ -58,16 +58,12 @@ def test_blocks_come_back(server: Server, stream: bool) -> None:
 
 
 def test_a_client_that_leaves_at_once(server: Server) -> None:
-    """Gone before its first token: nothing is left of it either."""
-    aborted = 'servelite_request_success_total{finished_reason="abort"}'
-    before = server.metrics().get(aborted, 0)
+    """Gone before its first token: hardly any of its 500 steps is made, if it comes to the engine at all."""
+    steps = server.idle_metrics()["servelite_engine_steps_total"]
     payload = b'{"model":"demo","prompt":"x","max_tokens":500}'
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
         sock.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(payload) + payload
         )
-    deadline = time.monotonic() + 10
-    while server.metrics().get(aborted, 0) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    server.idle_metrics()
+    time.sleep(10 * STEP_MS / 1000)
+    assert server.idle_metrics()["servelite_engine_steps_total"] - steps < 50
