@@ -55,6 +55,7 @@ MASK_ALLOWANCE_S: Final = 0.25  # for what masks take beyond that; cheaper ones 
 
 _CACHED: Final = 32  # grammars that are kept compiled
 _WAIT_S: Final = 0.002  # for how long an engine where nothing runs does not look at its messages
+_SHORT_CHARS: Final = 8 << 10  # of a grammar that waits for no longer one
 _CACHED_CHARS: Final = 64 << 10  # of the longest that is kept: large ones take memory
 
 Loader = Callable[[], Grammars]
@@ -85,10 +86,11 @@ class RequestGrammars:
         self._load = load
         self._num_words = -(-vocab_size // 32)
         self._grammars: Grammars | None = None
-        self._thread = compile_thread("grammars")
+        self._short, self._long = compile_thread("grammars"), compile_thread("long-grammars")
         self._pending: dict[Future[Matcher], Request] = {}
         self._compiled: OrderedDict[str, Matcher] = OrderedDict()  # each at its grammar's beginning
         self._lock = threading.Lock()  # of `_compiled`
+        self._loading = threading.Lock()  # of `_grammars`
 
     # ------------------------------------------------------------ before a request runs
 
@@ -98,7 +100,8 @@ class RequestGrammars:
         if constraint is None or constraint.matcher is not None:
             return False
         produced = request.tokens[request.prompt_len :].tolist()
-        self._pending[self._thread.submit(self._compile, constraint.text, produced)] = request
+        thread = self._long if len(constraint.text) > _SHORT_CHARS else self._short
+        self._pending[thread.submit(self._compile, constraint.text, produced)] = request
         return True
 
     @property
@@ -133,9 +136,10 @@ class RequestGrammars:
         with self._lock:
             matcher = self._compiled.get(text)
         if matcher is None:
-            if self._grammars is None:
-                assert self._load is not None, "admission refuses what is not supported"
-                self._grammars = self._load()
+            with self._loading:
+                if self._grammars is None:
+                    assert self._load is not None, "admission refuses what is not supported"
+                    self._grammars = self._load()
             matcher = self._grammars.compile(text)
             self._keep(text, matcher)
         mine = matcher.copy()
@@ -221,8 +225,9 @@ class RequestGrammars:
         return verdicts
 
     def close(self) -> None:
-        """End the thread, without waiting for what it compiles."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the threads, without waiting for what they compile."""
+        for thread in (self._short, self._long):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _hold_back(words: npt.NDArray[np.uint32], tokens: frozenset[int] | tuple[int, ...]) -> None:

@@ -19,7 +19,7 @@ from servelite.config import Settings
 from servelite.engine.grammars import MASK_ALLOWANCE_S, MASK_PER_TOKEN_S, RequestGrammars
 from servelite.ipc.masks import pack_masks, unpack_bits, unpack_masks
 from servelite.ipc.messages import FinishReason, Plan
-from servelite.tokenizer.grammar import Grammars
+from servelite.tokenizer.grammar import Grammars, Matcher
 from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from servelite.worker.model_runner import CPUModelRunner
 from tests.engine.soak import Faults
@@ -277,6 +277,27 @@ def test_masks_that_take_long_end_their_request_alone(
     assert error is not None and (error.code, error.status) == ("grammar_too_complex", 400)
     assert len(harness.answers[bad].tokens) == int(MASK_ALLOWANCE_S / (0.03 - MASK_PER_TOKEN_S))
     assert harness.answers[good].tokens == alone(prompt=prompt(5, 1), max_tokens=20, seed=1)
+    harness.assert_empty()
+
+
+def test_a_short_grammar_waits_for_no_long_one(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, true_compile = threading.Event(), Grammars.compile
+
+    def compile_slowly(grammars: Grammars, text: str) -> Matcher:
+        if len(text) > 10_000:
+            gate.wait(30)
+        return true_compile(grammars, text)
+
+    monkeypatch.setattr(Grammars, "compile", compile_slowly)
+    choice = grammar_text(GrammarKind.CHOICE, [f"{i:05}" for i in range(2000)])
+    long = harness.add(prompt(4), 20, grammar=choice, stop_token_ids=(END,))
+    short = harness.add(prompt(4), 20, grammar=regex("ab"), stop_token_ids=(END,))
+    while short not in harness.answers or harness.answers[short].finish is FinishReason.NONE:
+        harness.turn()
+    assert text_of(harness.answers[short]) == "ab" and long not in harness.answers
+    gate.set()
+    harness.drain()
+    assert len(text_of(harness.answers[long])) == 5
     harness.assert_empty()
 
 
