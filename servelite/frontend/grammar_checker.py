@@ -185,9 +185,13 @@ class GrammarChecker:
         with self._lock:
             if self._free:
                 return self._free.pop(), True
+        process = _Process(
+            ByteVocabulary.of(self._tokenizer)
+        )  # which takes a while: nobody waits for the lock
+        with self._lock:
+            self._processes.append(process)
             if self._closed:
-                raise RuntimeError("no grammar is checked any more")
-            self._processes.append(process := _Process(ByteVocabulary.of(self._tokenizer)))
+                process.end()
         return process, False
 
     def close(self) -> None:

@@ -43,9 +43,8 @@ def _serve(line: Connection) -> int:
     os.nice(5)  # those who check nothing go first
     while True:
         check = decoder.decode(line.recv_bytes())
-        signal.setitimer(
-            signal.ITIMER_PROF, check.seconds
-        )  # of all threads' CPU time; SIGPROF ends a process
+        # Of all threads' CPU time; its signal ends the process.
+        signal.setitimer(signal.ITIMER_PROF, check.seconds)
         checked = _checked(check, grammars)
         signal.setitimer(signal.ITIMER_PROF, 0)
         line.send_bytes(msgspec.msgpack.encode(checked))
