@@ -68,9 +68,13 @@ class Answer:
             ClientGone: the client closed the connection.
             APIError: the engine refused or lost the request.
         """
+        if not self.record.has_news:
+            await self.record.news()
+        return self._take()
+
+    def _take(self) -> str:
+        """`next`, without waiting."""
         record = self.record
-        if not record.has_news:
-            await record.news()
         tokens = record.take()
         if self._nothing:
             tokens.clear()
@@ -91,7 +95,9 @@ class Answer:
     async def read(self) -> list[Event]:
         """`next`, by the parser, which there is: what the text means, as far as that is certain."""
         assert self.parser is not None
-        text = await self.next()
+        if not self.record.has_news:  # not `next`: a frame less to go through, once a token
+            await self.record.news()
+        text = self._take()
         events = self.parser.push(text) if text else []
         if self.finish_reason is not None:
             events += self.parser.finish()

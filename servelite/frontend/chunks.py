@@ -120,6 +120,8 @@ class StreamTemplate(Chunks):
         self._first = b'"delta":' + _encode({"role": "assistant", "content": None if head.may_call else ""})
         self._opening = self._head + b',"choices":[{"index":%d,' % index
         self._before = self._opening + (b'"delta":{"content":' if head.chat else b'"text":')
+        self._call = -1  # whose arguments `_before_arguments` begins
+        self._before_arguments = b""
         self._form = form
         self._end_with(b',"usage":null' if form.include_usage else b"")
 
@@ -161,8 +163,11 @@ class StreamTemplate(Chunks):
         """A chunk up to the end of what of a message the event adds to."""
         # Not `match`: this is done for each token.
         if isinstance(event, Arguments):
-            delta = b'%b"delta":{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}'
-            return delta % (self._opening, event.call, _encode(event.text))
+            if event.call != self._call:
+                self._call = event.call
+                delta = b'%b"delta":{"tool_calls":[{"index":%d,"function":{"arguments":'
+                self._before_arguments = delta % (self._opening, event.call)
+            return self._before_arguments + _encode(event.text) + b"}}]}"
         if isinstance(event, Content):
             return self._before + _encode(event.text) + b"}"
         if isinstance(event, Reasoning):

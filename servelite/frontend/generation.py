@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from servelite.frontend.answer import Answer
 from servelite.frontend.body import (
+    DIRECT_SEND,
     ClientGone,
     Message,
     Receive,
@@ -44,11 +45,13 @@ class Generation:
         await generating(self._service, scope, send, self._read_and_answer(scope, receive, send))
 
     async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.answer(await read_request(self._service, scope, receive, self._read), receive, send)
+        request = await read_request(self._service, scope, receive, self._read)
+        await self.answer(request, scope, receive, send)
 
     async def answer(
         self,
         request: ChatRequest | CompletionRequest,
+        scope: Scope,
         receive: Receive,
         send: Send,
         translation: Translation | None = None,
@@ -82,16 +85,17 @@ class Generation:
                 raise ClientGone
             if request.form.stream or translation is not None:
                 chunks: list[Chunks] = [StreamTemplate(head, request.form, i) for i in range(len(answers))]
-                sending = send if request.form.stream else _keep_back
+                streamed = request.form.stream
                 await AnswerStream(
                     answers,
                     request,
                     chunks if translation is None else [translation],
                     service.tokenizer,
-                    sending,
+                    send if streamed else _keep_back,
+                    scope.get(DIRECT_SEND, send) if streamed else _keep_back,
                     service.settings.sse_keep_alive,
                 ).run()
-                if translation is not None and not request.form.stream:
+                if translation is not None and not streamed:
                     await send_json(send, 200, translation.whole())
             else:
                 await self._whole(request, answers, head, send)

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from servelite.frontend.body import DIRECT_SEND, ASGIApp, Receive, Scope, Send
 from servelite.frontend.errors import APIError
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
@@ -141,10 +142,15 @@ class _Connection(HttpToolsProtocol):
 class HTTPServer(uvicorn.Server):
     """Serves `app` on a listening socket until `stop`; the launcher's word decides, not signals."""
 
-    def __init__(self, app: Any, timeout_keep_alive: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: ASGIApp, timeout_keep_alive: int, tls: ssl.SSLContext | None = None) -> None:
         """`timeout_keep_alive`: seconds that a connection may be idle; `tls` None: plain HTTP."""
+
+        async def directly(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[DIRECT_SEND] = send
+            await app(scope, receive, send)
+
         config = uvicorn.Config(
-            app,
+            directly,
             loop="uvloop",
             http=_Connection,
             ws="none",

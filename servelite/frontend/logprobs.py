@@ -98,21 +98,20 @@ def chat_entries(tokenizer: Tokenizer) -> ChatEntries:
 
 def chat_logprobs(entries: ChatEntries, tokens: Sequence[int], table: LogprobTable, start: int) -> bytes:
     """The `logprobs` of a chat's choice, for `tokens`, the first of which is token `start`."""
-    parts = [b'{"content":[']
-    between = b""
+    parts = []
     for index, token in enumerate(tokens, start):
         found = table.at(index)
         if found is None:
             continue
         own, ids, values = found
-        tops, end = b"", b"]}"
+        entry = entries[token] + _encode(own)
         if ids:
             numbers = _encode(values)[1:-1].split(b",")
-            tops, end = b"},".join(map(add, map(entries.__getitem__, ids), numbers)), b"}]}"
-        parts += (between, entries[token], _encode(own), b',"top_logprobs":[', tops, end)
-        between = b","
-    parts.append(b'],"refusal":null}')
-    return b"".join(parts)
+            tops = b"},".join(map(add, map(entries.__getitem__, ids), numbers))
+            parts.append(b'%b,"top_logprobs":[%b}]}' % (entry, tops))
+        else:
+            parts.append(entry + b',"top_logprobs":[]}')
+    return b'{"content":[' + b",".join(parts) + b'],"refusal":null}'
 
 
 class LegacyLogprobs:

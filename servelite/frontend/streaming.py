@@ -34,16 +34,22 @@ class AnswerStream:
         chunks: Sequence[Chunks],
         tokenizer: Tokenizer,
         send: Send,
+        send_part: Send,
         keep_alive: float,
     ) -> None:
-        """`chunks`: of each answer; `keep_alive`: seconds of silence after which a comment is sent."""
+        """
+        Args:
+            chunks: of each answer.
+            send_part: for all that comes between the stream's head and its end.
+            keep_alive: seconds of silence after which a comment is sent.
+        """
         self._answers = answers
         self._form = request.form
         self._sampling = request.sampling
         self._chat = isinstance(request, ChatRequest)
         self._chunks = chunks
         self._tokenizer = tokenizer
-        self._send = send
+        self._send, self._send_part = send, send_part
         self._keep_alive = keep_alive
         self._opened = False
         self._opening = asyncio.Lock()
@@ -129,7 +135,7 @@ class AnswerStream:
 
     def _part(self, body: bytes) -> Awaitable[None]:
         self._sent += 1
-        return self._send({"type": "http.response.body", "body": body, "more_body": True})
+        return self._send_part({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _fill_silences(self) -> None:
         """A comment after each `keep_alive` in which nothing was sent: balancers close silent streams."""
@@ -146,6 +152,8 @@ def _chunk(piece: str | list[Event], writer: ChoiceWriter | None, chunks: Chunks
     if writer is None:
         if isinstance(piece, str):
             return chunks.text(piece) if piece else b""
+        if len(piece) == 1:  # the rule
+            return chunks.event(piece[0])
         return b"".join([chunks.event(event) for event in piece])
     logprobs, more = writer.part()
     if isinstance(piece, str):

@@ -41,7 +41,7 @@ class TranslatedChat:
             service, scope, receive, lambda body: self._read(body, service.rules)
         )
         with renamed(self._names):
-            await self._generation.answer(translation.chat, receive, send, translation)
+            await self._generation.answer(translation.chat, scope, receive, send, translation)
 
 
 @contextlib.contextmanager

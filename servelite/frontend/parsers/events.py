@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 
-class Reasoning(NamedTuple):
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
     """More of what the model thinks before it answers."""
 
     text: str
 
 
-class Content(NamedTuple):
+class Content(msgspec.Struct, frozen=True, gc=False):
     """More of the answer proper."""
 
     text: str
 
 
-class CallStart(NamedTuple):
+class CallStart(msgspec.Struct, frozen=True, gc=False):
     """A call begins. Its arguments follow; calls do not overlap. `call`: 0 for an answer's first call."""
 
     call: int
@@ -25,14 +25,14 @@ class CallStart(NamedTuple):
     name: str
 
 
-class Arguments(NamedTuple):
+class Arguments(msgspec.Struct, frozen=True, gc=False):
     """More of a call's arguments: JSON text, which is whole when the call has ended."""
 
     call: int
     text: str
 
 
-class CallEnd(NamedTuple):
+class CallEnd(msgspec.Struct, frozen=True, gc=False):
     """The call is complete: its arguments are a JSON object."""
 
     call: int

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from servelite.frontend.parsers.events import (
     Arguments,
     CallEnd,
@@ -171,7 +173,7 @@ class Sink:
         for event in events:
             last = joined[-1] if joined else None
             if type(last) is type(event) and isinstance(last, (Content, Reasoning, Arguments)):
-                joined[-1] = last._replace(text=last.text + event.text)  # type: ignore[union-attr]
+                joined[-1] = replace(last, text=last.text + event.text)  # type: ignore[union-attr]
             else:
                 joined.append(event)
         return joined
