@@ -202,9 +202,8 @@ class RequestGrammars:
             _hold_back(words, constraint.matcher.end_ids)
         return None if words.any() else DEAD_END
 
-    @staticmethod
     def advance(
-        table: RowTable, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
+        self, table: RowTable, rows: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int8]:
         """The answers of `rows` go on with `tokens`: OVER, one of `ENDS`, or 0 for each.
 
@@ -220,6 +219,8 @@ class RequestGrammars:
                 matcher.accept([int(tokens[at])])
             except GrammarError as error:
                 verdicts[at] = TOO_MUCH if isinstance(error, GrammarLimitError) else REJECTED
+                if verdicts[at] == TOO_MUCH:
+                    self._drop(request.constraint.text)
             else:
                 verdicts[at] = OVER if matcher.over else 0
         return verdicts

@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from servelite.frontend.errors import bad_request
 from servelite.frontend.fields import shown
 from servelite.frontend.grammars import place_of
-from servelite.frontend.loose_schemas import without_refused
+from servelite.frontend.loose_schemas import refused_part, without_refused
 from servelite.frontend.repetitions import MAX_RUN, run_of_expression, run_of_grammar
 from servelite.frontend.schema_keywords import enforceable, run_text
 from servelite.tokenizer.grammar import GrammarError, Grammars
@@ -47,7 +47,7 @@ def compile_check(
     """
     read = json.loads(grammar)
     kind, value = read["kind"], read.get("value")
-    place = place_of(field, kind)
+    place = at = place_of(field, kind)
 
     def compiles(schema: Any) -> bool:
         try:
@@ -71,7 +71,9 @@ def compile_check(
     try:
         grammars.compile(grammar)
     except GrammarError as error:
-        raise bad_request(f"{place}: {_in_our_words(str(error))}", place, "invalid_grammar") from None
+        if kind in _SCHEMAS and value is not None:
+            at = refused_part(schema, place, compiles)
+        raise bad_request(f"{at}: {_in_our_words(str(error))}", place, "invalid_grammar") from None
     return grammar
 
 

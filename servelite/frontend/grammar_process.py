@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -57,6 +58,11 @@ def _checked(check: Check, grammars: Grammars) -> Checked:
         return Checked(compile_check(check.grammar, grammars, check.field, take), unknown=tuple(unknown))
     except APIError as error:
         return Checked(error=(error.status, error.message, error.param, error.code))
+    except MemoryError:
+        raise
+    except Exception:
+        logging.exception("a grammar could not be checked: %s", check.field)
+        return Checked(error=(500, f"{check.field} could not be checked.", check.field, "internal_error"))
 
 
 def _limit_memory() -> None:

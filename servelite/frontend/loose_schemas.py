@@ -1,18 +1,21 @@
-"""Schemas that need not be enforced in full: what the compiler refuses by its value is left out."""
+"""What of a schema the compiler refuses by its value: named, or left out where it need not be enforced."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any, Final
 
-from servelite.frontend.schema_keywords import with_each
+from servelite.frontend.schema_keywords import schemas_in, with_each
 
 MAX_TRIES: Final = 300  # of one schema: from then on, what may hold a fault is left out whole
 MAX_SECONDS: Final = 1.0  # of CPU time for them: other grammars wait for the thread
 
 _SHAPE: Final = ("additionalProperties", "items", "required", "properties", "type")  # the last goes last
 _SHARED: Final = ("$defs", "definitions")
+_ELSEWHERE: Final = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
 
 
 def without_refused(schema: Mapping[str, Any], compiles: Callable[[Any], bool]) -> Any:
@@ -22,6 +25,13 @@ def without_refused(schema: Mapping[str, Any], compiles: Callable[[Any], bool]) 
         compiles: whether a schema does.
     """
     return _Sieve(schema, compiles).sift(schema, root=True)
+
+
+def refused_part(schema: Mapping[str, Any], place: str, compiles: Callable[[Any], bool]) -> str:
+    """The place of the innermost schema within `schema`, at `place`, that does not compile by itself."""
+    if _ELSEWHERE.search(json.dumps(schema)):  # a part alone would miss what it refers to
+        return place
+    return _Sieve(schema, compiles).find(schema, place)
 
 
 class _Sieve:
@@ -37,6 +47,15 @@ class _Sieve:
         if isinstance(part, bool) or self._tries > MAX_TRIES or thread_time() > self._end:
             return isinstance(part, bool)
         return self._compiles({**part, **self._shared})
+
+    def find(self, part: Mapping[str, Any], at: str) -> str:
+        """See `refused_part`."""
+        for inner, one in schemas_in(part):
+            if thread_time() > self._end:
+                break
+            if isinstance(one, Mapping) and not self._compiles({**one, **self._shared}):
+                return self.find(one, at + inner)
+        return at
 
     def sift(self, part: Any, *, root: bool = False) -> Any:
         """What compiles of `part`: first its own schemas are sifted, then its keywords, its shape last."""

@@ -163,9 +163,13 @@ def _read_function(path: str, value: Any) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any] | str:
-    """Arguments as templates want them; what a model wrote that is no JSON object stays text."""
+    """Arguments as templates want them; what a model wrote that is no JSON object stays text. Halves of
+    surrogate pairs, which a model may write and which have no UTF-8, become question marks."""
     try:
-        return _ARGUMENTS.read("", json.loads(text or "{}"))
+        read = json.loads(text or "{}")
+        if "\\u" in text:
+            read = json.loads(json.dumps(read, ensure_ascii=False).encode(errors="replace"))
+        return _ARGUMENTS.read("", read)
     except (ValueError, RecursionError, APIError):
         return text
 

@@ -11,7 +11,7 @@ import enum
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -441,6 +441,18 @@ def with_each(keyword: str, value: Any, change: Callable[[Any], Any]) -> Any:
     if holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
         return [change(one) for one in value]
     return change(value) if holds in (Holds.SCHEMA, Holds.ONE_OR_MORE) else value
+
+
+def schemas_in(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas that one is made of, each with its place in it; those that it only defines apart."""
+    for keyword, value in schema.items():
+        holds = ENFORCED.get(keyword)
+        if holds is Holds.BY_NAME and keyword not in ("$defs", "definitions"):
+            yield from ((f".{keyword}.{name}", one) for name, one in value.items())
+        elif holds in (Holds.SCHEMAS, Holds.ONE_OR_MORE) and isinstance(value, list):
+            yield from ((f".{keyword}[{i}]", one) for i, one in enumerate(value))
+        elif holds in (Holds.SCHEMA, Holds.ONE_OR_MORE):
+            yield f".{keyword}", value
 
 
 def run_text(run: int) -> str:

@@ -308,6 +308,7 @@ def test_a_token_that_takes_too_many_states_to_follow_ends_its_request_alone(har
     error = harness.answers[bad].error
     assert error is not None and (error.code, error.status) == ("grammar_too_complex", 400)
     assert harness.answers[good].tokens == alone(prompt=prompt(5, 1), max_tokens=20, seed=1)
+    assert not harness.core._requests.grammars._compiled, "its states are used up"
     harness.assert_empty()
 
 

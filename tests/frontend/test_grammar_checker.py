@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from servelite.frontend import grammar_checker
+from servelite.frontend import grammar_checker, grammar_process
 from servelite.frontend.errors import APIError
-from servelite.frontend.grammar_checker import MAX_PROCESSES, GrammarChecker
+from servelite.frontend.grammar_checker import MAX_PROCESSES, Check, GrammarChecker
 from servelite.tokenizer.grammar_text import GrammarKind, grammar_text
 from tests.engine.test_grammars import Bytes
 
@@ -105,6 +105,16 @@ def test_what_takes_too_long_is_refused(
     assert checked(checker, loose) == grammar_text(GrammarKind.JSON_SCHEMA, {"type": "object"})
     monkeypatch.undo()
     assert checked(checker, slow(), "g")
+
+
+def test_a_fault_of_our_own_is_no_ones_limit(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty:
+        def compile(self, text: str) -> None:
+            raise KeyError(text)
+
+    checked = grammar_process._checked(Check(RIGHT, "f", False, 5.0), Faulty())  # type: ignore[arg-type]
+    assert checked.error == (500, "f could not be checked.", "f", "internal_error")
+    assert "KeyError" in caplog.text
 
 
 def test_a_process_that_was_killed_is_replaced(checker: GrammarChecker, starts: list[int]) -> None:

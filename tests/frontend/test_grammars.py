@@ -549,6 +549,29 @@ def test_what_does_not_go_together_is_said_in_our_words(pattern: str) -> None:
     assert "Regex" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (
+            {"properties": {"a": STRING, "b": {"items": STRING | {"pattern": r"\p{Foo}"}}}},
+            ".properties.b.items",
+        ),
+        ({"anyOf": [INTEGER, STRING | {"pattern": "("}]}, ".anyOf[1]"),
+        ({"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}, ".properties.x"),
+        (INTEGER | {"minimum": 3, "maximum": 2}, ""),
+    ],
+)
+def test_what_the_compiler_refuses_is_told_with_its_place(schema: dict[str, Any], place: str) -> None:
+    whole = {"type": "object", "properties": {"a": INTEGER, "part": schema}, "required": ["part"]}
+    whole["$defs"] = {"a": {"enum": []}}
+    with pytest.raises(APIError) as caught:
+        compile_check(grammar_text(GrammarKind.JSON_SCHEMA, whole), load(), "f")
+    assert caught.value.message.startswith(f"f.properties.part{place}: ")
+    whole["properties"]["a"] = {"$ref": "#/properties/part"}
+    with pytest.raises(APIError, match=r"^f: "):  # no part can be looked at alone
+        compile_check(grammar_text(GrammarKind.JSON_SCHEMA, whole), load(), "f")
+
+
 def test_a_control_token_is_no_text() -> None:
     matcher, words = load().compile(grammar_text(GrammarKind.REGEX, "<end>|x")), np.zeros(9, np.uint32)
     matcher.fill(words)

@@ -291,6 +291,21 @@ def test_arguments_are_an_object_however_their_type_says_so() -> None:
             read_chat(declared(type=wrong))
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r'{"a": "\ud83d\ude00"}', "\N{GRINNING FACE}"),
+        (r'{"a": "x\ud800"}', "x?"),
+        (r'{"a": "\udc00 \u00e9"}', "? \u00e9"),
+        (r'{"a": "\\ud800"}', r"\ud800"),
+    ],
+)
+def test_what_a_model_wrote_that_has_no_utf8_may_come_back(written: str, read: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": written}}
+    (message,) = read_chat(chat({"role": "assistant", "tool_calls": [call]})).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": read}
+
+
 def test_a_named_function_is_called_once() -> None:
     named = {"type": "function", "function": {"name": "f"}}
     assert not read_chat(chat(tools=[TOOL], tool_choice=named)).tools.parallel
