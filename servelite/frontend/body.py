@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -24,6 +26,7 @@ _ESCAPES: Final = re.compile(  # up to the first half of a surrogate pair that s
     rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F])[\s\S])*+"
 )
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NUMBER: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|(-?[0-9][-+.0-9eE]*+)', re.DOTALL)  # but within texts
 
 JSON: Final = (b"content-type", b"application/json")
 
@@ -109,7 +112,8 @@ def decode_json(body: bytes) -> Any:
     except RecursionError:
         raise bad_request("The request body is nested too deeply.", code="invalid_json") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        reason = _lone_surrogate(body) or str(error)
+        too_large = _too_large_number(body) if "out of range" in str(error) else ""
+        reason = too_large or _lone_surrogate(body) or str(error)
         raise bad_request(f"The request body is not valid JSON: {reason}", code="invalid_json") from None
 
 
@@ -118,6 +122,15 @@ def _lone_surrogate(body: bytes) -> str:
     before = _ESCAPES.match(body)
     half = _HALF.match(body, before.end() if before else 0)
     return f"{half[0].decode()} (byte {half.start()}) is half of a surrogate pair" if half else ""
+
+
+def _too_large_number(body: bytes) -> str:
+    """Which number it is that the decoder cannot take."""
+    for found in _NUMBER.finditer(body):
+        with contextlib.suppress(ValueError):
+            if found[1] and math.isinf(float(found[1])):
+                return f"{found[1][:40].decode()} (byte {found.start()}) is beyond the range of a double"
+    return ""
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> None:

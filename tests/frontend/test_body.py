@@ -137,6 +137,17 @@ def test_half_a_surrogate_pair_is_called_that(body: bytes, at: int) -> None:
         decode_json(body)
 
 
+@pytest.mark.parametrize(
+    ("number", "shown"), [("1e400", "1e400"), ("-1.5E+999", "-1.5E+999"), ("9" * 5000, "9" * 40)]
+)
+def test_a_number_that_no_double_holds_is_shown(number: str, shown: str) -> None:
+    body = rf'{{"a": "\"1e500", "b": [1, -2.5e-3, {number}]}}'.encode()
+    with pytest.raises(APIError) as caught:
+        decode_json(body)
+    told = f"The request body is not valid JSON: {shown} (byte 35) is beyond the range of a double"
+    assert caught.value.message == told and caught.value.status == 400
+
+
 def test_other_faults_are_not_called_that() -> None:
     for body in (rb'{"a":"\\ud800', rb'{"a":"\ud83d\ude00"', b"\\", b""):
         with pytest.raises(APIError) as caught:
