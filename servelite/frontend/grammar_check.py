@@ -49,10 +49,13 @@ def compile_check(
     kind, value = read["kind"], read.get("value")
     place = at = place_of(field, kind)
 
+    refusals: list[GrammarError] = []
+
     def compiles(schema: Any) -> bool:
         try:
             grammars.compile(grammar_text(GrammarKind.JSON_SCHEMA, schema))
-        except GrammarError:
+        except GrammarError as error:
+            refusals.append(error)
             return False
         return True
 
@@ -71,9 +74,11 @@ def compile_check(
     try:
         grammars.compile(grammar)
     except GrammarError as error:
+        refusals.append(error)
         if kind in _SCHEMAS and value is not None:
-            at = refused_part(schema, place, compiles)
-        raise bad_request(f"{at}: {_in_our_words(str(error))}", place, "invalid_grammar") from None
+            at = refused_part(schema, place, compiles)  # the last refusal is that part's
+        text = f"{at}: {_in_our_words(str(refusals[-1]))}"
+        raise bad_request(text, place, "invalid_grammar") from None
     return grammar
 
 

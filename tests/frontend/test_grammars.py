@@ -567,6 +567,7 @@ def test_what_the_compiler_refuses_is_told_with_its_place(schema: dict[str, Any]
     with pytest.raises(APIError) as caught:
         compile_check(grammar_text(GrammarKind.JSON_SCHEMA, whole), load(), "f")
     assert caught.value.message.startswith(f"f.properties.part{place}: ")
+    assert "'part'" not in caught.value.message, "the reason is that part's own"
     whole["properties"]["a"] = {"$ref": "#/properties/part"}
     with pytest.raises(APIError, match=r"^f: "):  # no part can be looked at alone
         compile_check(grammar_text(GrammarKind.JSON_SCHEMA, whole), load(), "f")
