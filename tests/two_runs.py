@@ -26,6 +26,8 @@ BESIDE = (
     "worker",
     "conformance/test_dead_engine.py",
     "http/test_openapi.py",
+    "http/test_random_bodies.py",
+    "http/test_soak.py",
     "test_packaging.py",
 )
 SERVED = ("models/test_real_ranks.py",)  # of these folders, but with servers that have real weights

@@ -25,7 +25,7 @@ from tests.docker.dockerfile import Stage
 PYTHON: Final = "/opt/python"
 PATH: Final = f"{PYTHON}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # How this machine's pip reaches its packages; no image has it, and no build would work without.
-_OF_THE_MACHINE: Final = re.compile(r"PIP_\w+|\w+_proxy|\w+_PROXY|SSL_CERT_FILE")
+_OF_THE_MACHINE: Final = re.compile(r"PIP_(?!COMPILE)\w+|\w+_proxy|\w+_PROXY|SSL_CERT_FILE")
 
 
 @dataclass
