@@ -84,7 +84,8 @@ or what the folder's `modules.json` and `1_Pooling` of sentence-transformers say
 Its length is 1, unless the folder has a `modules.json` that does not normalise. `dimensions` takes the first
 numbers of any model's vectors, and makes their length 1 again: only models that were trained for it keep
 their quality. Nothing is cut unasked: a text of more tokens than the model takes is a 400. When
-`truncate_prompt_tokens` cuts a text, the tokens that the model has before and after every text stay.
+`truncate_prompt_tokens` cuts a text, the tokens that the model has before and after every text stay; where
+they leave no room for one of the text's own, it is a 400.
 
 The texts of a request run together, at most twice `--max-num-seqs` of them at a time, and come back in order,
 by `index`. They wait, run, are aborted, and go on after an engine's death like other requests; the
@@ -215,7 +216,10 @@ Every error has OpenAI's body: `error` with `message`, `type`, `param` (the fiel
 | 503 | `server_shutting_down` | the server drains |
 
 A client keeps its side of the connection open until it has the answer: one that only closes its sending
-side (a half-closed connection) is taken for gone, and its request is aborted.
+side (a half-closed connection) is taken for gone, and its request is aborted. Of requests sent without
+waiting for answers, 16 may stand behind the one that is being answered: with more, the connection ends. A
+request to go on in another protocol (an Upgrade header) is served as if it did not ask for that. To a client
+of HTTP/1.0 a stream comes in chunks as well.
 
 A field that is null is absent, at any depth. Any field that is not in its route's table, or that an object
 inside does not have, is refused; with `--unknown-fields warn` it is ignored, and named in the log once.

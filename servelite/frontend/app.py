@@ -19,6 +19,7 @@ from servelite.frontend.errors import ANTHROPIC_PATH, APIError
 from servelite.frontend.generation import Generation, read_request
 from servelite.frontend.middleware import BodyDiscard, KeyCheck, RequestID
 from servelite.frontend.openapi import OPENAPI_PATH, openapi_page
+from servelite.frontend.preparation import truncated
 from servelite.frontend.protocol import RENDER_PATH, BodyRules, read_chat, read_detokenize, read_tokenize
 from servelite.frontend.responses import request as responses
 from servelite.frontend.service import Service
@@ -122,6 +123,7 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
         asked = await read(request, read_chat)
         service.check_model(asked.model)
         text, tokens = await service.preparation.rendered(asked.messages, asked.template)
+        tokens = truncated(tokens, asked.options.truncate, asked.sampling, service.facts.max_model_len)
         return _json(
             200,
             {

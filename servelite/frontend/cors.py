@@ -8,7 +8,7 @@ from typing import Final
 from servelite.frontend.body import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS: Final = b"GET, POST"
-_EXPOSED: Final = b"x-request-id, retry-after"  # what a script may read besides the plain headers
+_EXPOSED: Final = b"x-request-id, request-id, retry-after"  # what a script may read besides the plain headers
 _MAX_AGE_S: Final = b"600"  # how long a browser remembers a preflight's answer
 
 

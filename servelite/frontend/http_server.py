@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -61,6 +63,7 @@ class _Connection(HttpToolsProtocol):
     _too_large = False
     _head_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None  # the others of the pipeline wait for it
+    _data = b""  # what the parser is given
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,7 +79,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        began_before = self._in_head
+        began_before, self._data = self._in_head, data
         super().data_received(data)
         if began_before and self._in_head:  # a single endless header never reaches `on_header`
             self._head_bytes += len(data)
@@ -98,7 +101,34 @@ class _Connection(HttpToolsProtocol):
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
+    def _asks_for_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """No other protocol is spoken: a request for one is served as it is (RFC 9110, 7.8). The parser has
+        stopped behind its head, and takes what follows for that protocol: a new one reads head and rest.
+        """
+        stopped = sys.exception()
+        if not self._asks_for_upgrade() or stopped is None:
+            return
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b"close" if b"close" in value.lower() else b"keep-alive"
+            if name != b"upgrade":
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join((*lines, b"", self._data[stopped.args[0] :])))
+
+    def on_message_complete(self) -> None:
+        if not self._asks_for_upgrade():
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        if self._asks_for_upgrade():
+            return
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
@@ -128,7 +158,12 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be read gets OpenAI's error body, and the connection ends."""
+        """What cannot be read gets OpenAI's error body, and the connection ends; within an answer it only
+        ends."""
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            self.transport.close()
+            return
         error = _HEAD_TOO_LARGE if self._too_large else APIError(400, msg, code="invalid_http")
         body = error.body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(

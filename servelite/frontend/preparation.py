@@ -142,7 +142,7 @@ class Preparation:
             rendered = self._write(messages, template)
             if truncate is None:
                 self._check_size(rendered.text, "messages", max_model_len)
-            ids = _truncated(self._encode_rendered(rendered), truncate, sampling, max_model_len)
+            ids = truncated(self._encode_rendered(rendered), truncate, sampling, max_model_len)
             begin = self._begin(rendered.text, messages, template)
             return Prepared([_named(ids, caching)], self._check(sampling), begin)
 
@@ -175,7 +175,7 @@ class Preparation:
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
                 longest = max_model_len if truncate is None else None
                 whole = self._encode(prompt, param, longest, add_special_tokens)
-                ids = _truncated(whole, truncate, sampling, max_model_len)
+                ids = truncated(whole, truncate, sampling, max_model_len)
                 text = ""
                 if echo:
                     uncut = isinstance(prompt, str) and len(ids) == len(whole)
@@ -377,9 +377,12 @@ class Preparation:
         before, after = self._tokenizer.affixes if text else ([], [])
         ids = self._encode(prompt, param, None, False)
         size = max_model_len if truncate.tokens < 0 else truncate.tokens
-        kept = max(size - len(before) - len(after), 0)
+        kept = size - len(before) - len(after)
+        if kept <= 0:
+            reason = f"is {size}: this model's own tokens around a text leave no room"
+            raise bad_request(f"truncate_prompt_tokens {reason}", "truncate_prompt_tokens")
         ids = ids[max(len(ids) - kept, 0) :] if truncate.keeps_end else ids[:kept]
-        return [*before, *ids, *after][:size]
+        return [*before, *ids, *after]
 
     def _decode(self, ids: list[int], sampling: Sampling) -> str:
         tokenizer: Tokenizer = self._local.tokenizer
@@ -415,9 +418,10 @@ def _named(ids: list[int], caching: Caching, text: str = "") -> PreparedPrompt:
     return PreparedPrompt(tokens, len(ids), names, text)
 
 
-def _truncated(
+def truncated(
     ids: list[int], truncate: Truncation | None, sampling: Sampling, max_model_len: int
 ) -> list[int]:
+    """What of a prompt is kept."""
     if truncate is None:
         return ids
     kept = truncate.tokens

@@ -424,8 +424,10 @@ def _options(
 
 
 def truncation(values: Mapping[str, Any]) -> Truncation | None:
-    """What the two fields about it say."""
+    """What the two fields about it say; raises `APIError` (400)."""
     tokens = values["truncate_prompt_tokens"]
+    if tokens == 0:
+        raise bad_request("truncate_prompt_tokens is 0: no token is left", "truncate_prompt_tokens")
     return None if tokens is None else Truncation(tokens, values["truncation_side"] == "left")
 
 

@@ -23,25 +23,10 @@ class RequestRecord:
     """
 
     __slots__ = (
-        "_add",
-        "_ended",
-        "_gone",
-        "_loop",
-        "_taken",
-        "_waiter",
-        "arrived",
-        "attempt",
-        "cached_tokens",
-        "error",
-        "finish",
-        "last_token_at",
-        "logprobs",
-        "number",
-        "place",
-        "produced",
-        "prompt_logprobs",
+        "_add", "_ended", "_gone", "_loop", "_taken", "_waiter", "arrived", "attempt", "cached_tokens",
+        "error", "finish", "last_token_at", "logprobs", "number", "place", "produced", "prompt_logprobs",
         "vector",
-    )
+    )  # fmt: skip
 
     def __init__(self, add: Add, place: Place) -> None:
         self._add = add

@@ -26,18 +26,9 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_count",
-        "_include_stop",
-        "_matcher",
-        "_min_tokens",
-        "_pending",
-        "_pieces",
-        "_skipped",
-        "_strip",
-        "_tokenizer",
-        "stop_token_count",
-        "stopped",
-    )
+        "_count", "_include_stop", "_matcher", "_min_tokens", "_pending", "_pieces", "_skipped", "_strip",
+        "_tokenizer", "stop_token_count", "stopped",
+    )  # fmt: skip
 
     def __init__(
         self,

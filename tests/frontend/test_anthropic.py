@@ -449,7 +449,8 @@ def test_thinking_and_uses_of_tools_are_blocks() -> None:
     ("arguments", "ending", "given", "reason"),
     [
         ('{"a', "length", {"INVALID_JSON": '{"a'}, "max_tokens"),
-        ("", "length", {}, "max_tokens"),
+        ("", "length", {"INVALID_JSON": ""}, "max_tokens"),
+        ("", "stop", {"INVALID_JSON": ""}, "tool_use"),
         ('{"a": oops}', "stop", {"INVALID_JSON": '{"a": oops}'}, "tool_use"),
         ("[1]", "stop", {"INVALID_JSON": "[1]"}, "tool_use"),
         ("[" * 5000, "stop", {"INVALID_JSON": "[" * 5000}, "tool_use"),
@@ -461,7 +462,9 @@ def test_a_call_that_is_spoilt(arguments: str, ending: str, given: dict[str, Any
     assert (whole["content"], whole["stop_reason"]) == ([used("c", "add", given)], reason)
     events = streamed(read_message_request(body(stream=True), PLAIN_RULES), chunks)
     assert events[-2]["delta"]["stop_reason"] == reason
-    assert "".join(e["delta"]["partial_json"] for e in events if "partial_json" in str(e)) == arguments
+    assert "".join(e["delta"]["partial_json"] for e in events if "partial_json" in str(e)) == (
+        arguments or '{"INVALID_JSON": ""}'
+    )
 
 
 def test_numbers_in_arguments_stay_as_they_are_written() -> None:

@@ -162,12 +162,16 @@ async def test_a_truncated_chat_and_none_left(demo_model: Path, tmp_path: Path) 
         dry = await Call(app, RENDER_PATH, chat(messages=messages)).done()
         call = Call(app, CHAT, chat(messages=messages, truncate_prompt_tokens=-1))
         add = await engine.receive_add()
-        assert memoryview(add.prompt).cast("i").tolist() == dry["prompt_token_ids"][-511:]
+        sent = memoryview(add.prompt).cast("i").tolist()
+        assert sent == dry["prompt_token_ids"][-511:]
+        cut = await Call(app, RENDER_PATH, chat(messages=messages, truncate_prompt_tokens=-1)).done()
+        assert cut["prompt_token_ids"] == sent and cut["count"] == 511 and cut["prompt"] == dry["prompt"]
         engine.step((add.request, 0, [504], LENGTH))
         await call.done()
         for truncate in (0, -2):
             call = Call(app, CHAT, chat(truncate_prompt_tokens=truncate))
-            assert call.status == 0 and "error" in await call.done() and call.status == 400
+            assert call.status == 0 and (await call.done())["error"]["param"] == "truncate_prompt_tokens"
+            assert call.status == 400
 
 
 async def test_counts_in_every_chunk(demo_model: Path, tmp_path: Path) -> None:

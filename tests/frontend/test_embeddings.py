@@ -256,7 +256,8 @@ async def test_of_a_text_its_own_tokens_are_cut(
             ({"truncate_prompt_tokens": -1}, [1, *whole[-7:], 2]),
             ({"truncate_prompt_tokens": 5, "add_special_tokens": False}, whole[-5:]),
             ({"truncate_prompt_tokens": 5, "input": [whole]}, whole[-5:]),
-            ({"truncate_prompt_tokens": 1}, [1]),
+            ({"truncate_prompt_tokens": 3}, [1, whole[-1], 2]),
+            ({"truncate_prompt_tokens": 1, "input": [whole]}, whole[-1:]),
         ):
             call = Call(app, PATH, {"model": "demo", "input": "a b c d e f g h i j"} | fields)
             add = await engine.receive_add()
@@ -264,3 +265,6 @@ async def test_of_a_text_its_own_tokens_are_cut(
             give(engine, add)
             await call.done()
             assert call.status == 200
+        for size in (0, 1, 2):  # such texts would all be alike
+            call = Call(app, PATH, {"model": "demo", "input": "a b c", "truncate_prompt_tokens": size})
+            assert (await call.done())["error"]["param"] == "truncate_prompt_tokens" and call.status == 400

@@ -91,6 +91,58 @@ async def test_what_is_no_http_gets_an_error_body() -> None:
         assert got.startswith(b"HTTP/1.1 400 ") and b'"code":"invalid_http"' in got
 
 
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Says a request's method, `connection` and body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    text = b"|".join((scope["method"].encode(), dict(scope["headers"]).get(b"connection", b""), body, b""))
+    headers = [(b"content-length", str(len(text)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+async def test_an_upgrade_is_passed_over(protocol: bytes, size: int) -> None:
+    """As a request of Java's client and of `curl --http2`; what looks like a request in its body is none."""
+    inner = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
+    upgrade = b"host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\n" % protocol
+    sent = b"POST / HTTP/1.1\r\n" + upgrade + b"content-length: %d\r\n\r\n" % len(inner) + inner
+    sent += b"PUT / HTTP/1.1\r\n" + upgrade + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    sent += b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close, upgrade\r\nupgrade: x\r\n\r\n"
+    async with served(app=echo) as port:
+        got = await answer(port, *(sent[i : i + size] for i in range(0, len(sent), size)))
+    assert got.count(b"HTTP/1.1 200 ") == 3
+    for text in (b"POST|keep-alive|" + inner + b"|", b"PUT|keep-alive|abc|", b"GET|close||"):
+        assert text in got
+
+
+async def test_a_tunnel_is_no_request_of_ours() -> None:
+    async with served(app=echo) as port:
+        got = await answer(port, b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n")
+    assert got.count(b"HTTP/1.1 200 ") <= 1
+
+
+async def test_what_is_no_http_behind_an_answer_is_not_told_within_it() -> None:
+    going_on = asyncio.Event()
+
+    async def streaming(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await going_on.wait()
+
+    async with served(app=streaming) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"begun\r\n")
+        writer.write(b"what is this\r\n\r\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        going_on.set()
+        writer.close()
+
+
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", BEGIN])
 async def test_a_head_that_does_not_come_ends_the_connection(
     begun: bytes, monkeypatch: pytest.MonkeyPatch

@@ -126,13 +126,16 @@ class MessageTranslation(Translation):
     def _close(self) -> bytes:
         if not self._open:
             return b""
+        spoilt = b""
+        if self._open == "tool_use" and not any(self._parts):  # no arguments at all would be told as {}
+            spoilt = self._more('{"INVALID_JSON": ""}')
         block, text = self._content[-1], "".join(self._parts)
         if self._open == "tool_use":
             block["input"] = _input(text)
         else:
             block[self._open] = text
         self._open, self._parts = "", []
-        return _event("content_block_stop", {"index": len(self._content) - 1})
+        return spoilt + _event("content_block_stop", {"index": len(self._content) - 1})
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:
@@ -143,8 +146,8 @@ def _input(arguments: str) -> Any:
     """The object that is written there, as it is written. What is none (cut off, or malformed) is told as
     a text, under the name that Anthropic has for it."""
     try:
-        if isinstance(msgspec.json.decode(arguments or "{}"), dict):
-            return msgspec.Raw((arguments or "{}").encode())
+        if isinstance(msgspec.json.decode(arguments), dict):
+            return msgspec.Raw(arguments.encode())
     except (msgspec.DecodeError, RecursionError):
         pass
     return {"INVALID_JSON": arguments}
