@@ -353,7 +353,11 @@ class Service:
         The deadline is the first one's: once that runs, the request has begun.
         """
         self._check_waiting_tokens(prepared, param)
-        parameters = [self._params(prompt, prepared, sampling, options, param) for prompt in prepared.prompts]
+        several = len(prepared.prompts) > 1
+        parameters = [
+            self._params(prompt, prepared, sampling, options, f"{param}[{i}]" if several else param)
+            for i, prompt in enumerate(prepared.prompts)
+        ]
         deadline_ms = _time_left(options, arrived)
         answers: list[Answer] = []
         free = iter(places)

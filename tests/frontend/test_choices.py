@@ -183,6 +183,9 @@ async def test_nothing_is_submitted_if_one_prompt_cannot_be(demo_model: Path, tm
         call = Call(make_app(service), COMPLETIONS, completion(prompt=["fine", [49152]]))
         error = (await call.done())["error"]
         assert call.status == 400 and error["param"] == "prompt[1]"
-        call = Call(make_app(service), COMPLETIONS, completion(prompt=["fine", [1] * 510]))
-        assert (await call.done())["error"]["code"] == "context_length_exceeded"
+        call = Call(make_app(service), COMPLETIONS, completion(prompt=["fine", [1] * 512]))
+        error = (await call.done())["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt[1]")
+        call = Call(make_app(service), COMPLETIONS, completion(prompt=["fine", ""]))
+        assert (await call.done())["error"]["param"] == "prompt[1]"
         assert await engine.nothing_comes() and service._admission.accepted == 0
