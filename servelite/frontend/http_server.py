@@ -81,6 +81,7 @@ class _Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         began_before, self._data = self._in_head, data
         super().data_received(data)
+        self._data = b""
         if began_before and self._in_head:  # a single endless header never reaches `on_header`
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -109,7 +110,7 @@ class _Connection(HttpToolsProtocol):
         stopped behind its head, and takes what follows for that protocol: a new one reads head and rest.
         """
         stopped = sys.exception()
-        if not self._asks_for_upgrade() or stopped is None:
+        if stopped is None or not self._asks_for_upgrade() or self.transport.is_closing():
             return
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]

@@ -119,6 +119,14 @@ async def test_an_upgrade_is_passed_over(protocol: bytes, size: int) -> None:
         assert text in got
 
 
+async def test_a_flood_of_upgrades_ends_its_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(app=echo) as port:
+        one = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"
+        assert await answer(port, one * 3000) == b""
+        assert (await answer(port, BEGIN, END)).startswith(b"HTTP/1.1 200 ")
+    assert "RecursionError" not in caplog.text
+
+
 async def test_a_tunnel_is_no_request_of_ours() -> None:
     async with served(app=echo) as port:
         got = await answer(port, b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n")
