@@ -204,7 +204,7 @@ def test_a_stream_of_anthropics_is_the_whole_message(server: Server, length: int
     blocks = [[block.to_dict() for block in message.content] for message in (whole, final)]
     for block in blocks[0] + blocks[1]:
         block.pop("id", None)
-        if "INVALID_JSON" in block.get("input", ()):  # the SDK reads such a text as far as it goes
+        if block.get("input", {}).get("INVALID_JSON"):  # the SDK reads such a text as far as it goes
             assert length != 99 and block is blocks[0][-1]
             block["input"] = blocks[1][-1]["input"]
     assert blocks[0] == blocks[1]
