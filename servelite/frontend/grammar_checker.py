@@ -185,9 +185,8 @@ class GrammarChecker:
         with self._lock:
             if self._free:
                 return self._free.pop(), True
-        process = _Process(
-            ByteVocabulary.of(self._tokenizer)
-        )  # which takes a while: nobody waits for the lock
+        # Not under the lock, which others wait for: it takes a while.
+        process = _Process(ByteVocabulary.of(self._tokenizer))
         with self._lock:
             self._processes.append(process)
             if self._closed:

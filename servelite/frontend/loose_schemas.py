@@ -11,7 +11,7 @@ from typing import Any, Final
 from servelite.frontend.schema_keywords import schemas_in, with_each
 
 MAX_TRIES: Final = 300  # of one schema: from then on, what may hold a fault is left out whole
-MAX_SECONDS: Final = 1.0  # of CPU time for them: other grammars wait for the thread
+MAX_SECONDS: Final = 1.0  # of CPU time for them, of what a check has
 
 _SHAPE: Final = ("additionalProperties", "items", "required", "properties", "type")  # the last goes last
 _SHARED: Final = ("$defs", "definitions")

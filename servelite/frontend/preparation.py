@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from servelite.frontend.errors import QUEUE_FULL, APIError, bad_request, context_too_long, text_too_long
 from servelite.frontend.grammar_checker import GrammarChecker
 from servelite.frontend.parsers.formats import FALLBACK, Begin, ChatFormats
-from servelite.frontend.prompts import Message, Prompt, text_size
+from servelite.frontend.prompts import Message, Prompt, numbered, text_size
 from servelite.frontend.protocol import TemplateOptions, Truncation
 from servelite.frontend.sampling import Sampling
 from servelite.frontend.tool_prompt import ToolPrompt
@@ -172,7 +172,7 @@ class Preparation:
         def work() -> Prepared:
             made = []
             for i, prompt in enumerate(prompts):
-                param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+                param = numbered("prompt", i, len(prompts))
                 longest = max_model_len if truncate is None else None
                 whole = self._encode(prompt, param, longest, add_special_tokens)
                 ids = truncated(whole, truncate, sampling, max_model_len)
@@ -204,7 +204,7 @@ class Preparation:
         def work() -> list[PreparedPrompt]:
             made = []
             for i, prompt in enumerate(inputs):
-                param = "input" if len(inputs) == 1 else f"input[{i}]"
+                param = numbered("input", i, len(inputs))
                 if truncate is None:
                     ids = self._encode(prompt, param, max_model_len, add_special_tokens)
                 else:
@@ -381,8 +381,7 @@ class Preparation:
         if kept <= 0:
             reason = f"is {size}: this model's own tokens around a text leave no room"
             raise bad_request(f"truncate_prompt_tokens {reason}", "truncate_prompt_tokens")
-        ids = ids[max(len(ids) - kept, 0) :] if truncate.keeps_end else ids[:kept]
-        return [*before, *ids, *after]
+        return [*before, *truncate.cut(ids, kept), *after]
 
     def _decode(self, ids: list[int], sampling: Sampling) -> str:
         tokenizer: Tokenizer = self._local.tokenizer
@@ -427,7 +426,7 @@ def truncated(
     kept = truncate.tokens
     if kept < 0:
         kept = max(max_model_len - (sampling.max_tokens or 1), 0)
-    return ids[max(len(ids) - kept, 0) :] if truncate.keeps_end else ids[:kept]
+    return truncate.cut(ids, kept)
 
 
 def answer_tokens(

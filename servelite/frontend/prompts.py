@@ -174,6 +174,11 @@ def _object(text: str) -> dict[str, Any] | str:
         return text
 
 
+def numbered(param: str, i: int, count: int) -> str:
+    """The field of the `i`-th of so many prompts."""
+    return param if count == 1 else f"{param}[{i}]"
+
+
 def text_size(value: Any) -> int:
     """Characters of all texts in messages or tools."""
     size = 0

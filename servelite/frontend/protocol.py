@@ -71,6 +71,10 @@ class Truncation:
     tokens: int  # -1: as many as the context leaves beside the answer
     keeps_end: bool = True
 
+    def cut(self, ids: list[int], kept: int) -> list[int]:
+        """At most `kept` of the token IDs."""
+        return ids[max(len(ids) - kept, 0) :] if self.keeps_end else ids[:kept]
+
 
 @dataclass(frozen=True)
 class RequestOptions:

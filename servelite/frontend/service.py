@@ -31,7 +31,7 @@ from servelite.frontend.parsers.formats import Begin, ChatFormats
 from servelite.frontend.parsers.parser import AnswerParser
 from servelite.frontend.pooled import Pooled
 from servelite.frontend.preparation import Caching, Preparation, Prepared, PreparedPrompt, answer_tokens
-from servelite.frontend.prompts import Message, Prompt
+from servelite.frontend.prompts import Message, Prompt, numbered
 from servelite.frontend.protocol import BodyRules, RequestOptions, TemplateOptions
 from servelite.frontend.sampling import Sampling
 from servelite.frontend.thinking import thinking_limit, thinking_tokens
@@ -353,9 +353,9 @@ class Service:
         The deadline is the first one's: once that runs, the request has begun.
         """
         self._check_waiting_tokens(prepared, param)
-        several = len(prepared.prompts) > 1
+        count = len(prepared.prompts)
         parameters = [
-            self._params(prompt, prepared, sampling, options, f"{param}[{i}]" if several else param)
+            self._params(prompt, prepared, sampling, options, numbered(param, i, count))
             for i, prompt in enumerate(prepared.prompts)
         ]
         deadline_ms = _time_left(options, arrived)

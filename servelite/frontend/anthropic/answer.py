@@ -126,11 +126,11 @@ class MessageTranslation(Translation):
     def _close(self) -> bytes:
         if not self._open:
             return b""
-        spoilt = b""
-        if self._open == "tool_use" and not any(self._parts):  # no arguments at all would be told as {}
-            spoilt = self._more('{"INVALID_JSON": ""}')
-        block, text = self._content[-1], "".join(self._parts)
+        block, text, spoilt = self._content[-1], "".join(self._parts), b""
         if self._open == "tool_use":
+            if not text:  # no arguments at all would be told as {}
+                text = '{"INVALID_JSON": ""}'
+                spoilt = self._more(text)
             block["input"] = _input(text)
         else:
             block[self._open] = text
